@@ -1,0 +1,1 @@
+"""Every figure that the documentation quotes, and the command that makes it."""

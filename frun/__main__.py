@@ -1,0 +1,5 @@
+"""`python -m frun` is the same program as `frun`."""
+
+from frun.cli import main
+
+main()
