@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from frun.agent.logs import WorkerStreams
 from frun.config import LaunchConfig
-from frun.protocol.channel import Raised
+from frun.protocol.channel import Pause, Raised, Resume
 from frun.protocol.classes import Finding, Rule
 from frun.protocol.records import WorkerReport
 
@@ -25,6 +25,8 @@ class Worker:
     """What the worker said over the channel before it ended."""
     connected: bool = False
     """It has said hello over the channel."""
+    unsent: tuple[Pause | Resume, ...] = ()
+    """Orders that it gets when it has."""
     pausing: int = 0
     """Generation that it was last told to pause for."""
     out: int = 0

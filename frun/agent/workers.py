@@ -15,6 +15,7 @@ from frun import procfs
 from frun.agent import environment, failures, stacks, starting, told
 from frun.agent.channel import Channel
 from frun.agent.logs import LogPump
+from frun.agent.orders import Orders
 from frun.agent.pulse import Pulse
 from frun.agent.recovery import RecoveryTimer
 from frun.agent.spy import Spy
@@ -87,6 +88,7 @@ class LocalWorkers:
         self._host = settings.host
         self._channel = channel
         channel.on_message = self._heard
+        self._orders = Orders(channel, self._end)
         self._logs = logs
         self._make_zygote = make_zygote
         self._emit = emit
@@ -157,17 +159,13 @@ class LocalWorkers:
         self.on_change()
 
     def pause(self, generation: int, local_ranks: Sequence[int]) -> None:
-        """Tell live workers to leave their groups; one that does not in time is killed.
-
-        A worker that has not connected yet is told as soon as it has.
-        """
+        """Tell live workers to leave their groups; one that does not in time is killed."""
         self._begin(generation)
         for local_rank in local_ranks:
             worker = self._workers[local_rank]
             worker.pausing = generation
             worker.report = replace(worker.report, standing=None)
-            if worker.connected:
-                self._channel.send(worker.report.pid, Pause(generation=generation))
+            self._orders.give(worker, Pause(generation=generation))
         loop = asyncio.get_running_loop()
         loop.call_later(self.out_within_s, self._end_stuck, generation)
 
@@ -184,10 +182,7 @@ class LocalWorkers:
                 self._settings, table, group_rank, local_rank, error_file=""
             )
             changed = {name: env[name] for name in environment.RANK_VARIABLES if name in env}
-            order = Resume(generation=table.generation, env=changed)
-            if not self._channel.send(worker.report.pid, order):
-                logger.error("worker pid %d can not be told to go on", worker.report.pid)
-                self._end(worker, "could not be told to go on")
+            self._orders.give(worker, Resume(generation=table.generation, env=changed))
 
     def _begin(self, generation: int) -> None:
         """Count the failures of a generation from its first order on."""
@@ -396,9 +391,7 @@ class LocalWorkers:
         now = self._clock.monotonic()
         match message:
             case Hello():
-                worker.connected = True
-                if worker.pausing:
-                    self._channel.send(pid, Pause(generation=worker.pausing))
+                self._orders.connected(worker)
             case Raised():
                 worker.raised = message
             case Beat() | Stacks():

@@ -78,6 +78,7 @@ def next_generation(
             recoveries=table.recoveries + (1 if kept else 0),
             barren=barren,
             unformed=unformed,
+            resumable=survival.is_resumable(table, reports(case)),
             slots=ranks.number(slots, generation, kept) if full else ranks.mark(slots, kept),
             failure=failure,
             incident=incident,
@@ -100,7 +101,8 @@ def survivors(
 
 def _alive(case: Case, lost: frozenset[str]) -> Kept:
     if case.table.phase is Phase.RUN:
-        return survival.survivors(reports(case), lost)
+        resumable = survival.is_resumable(case.table, reports(case))
+        return survival.survivors(reports(case), lost) if resumable else {}
     dead = set(survival.dead_survivors(case.table, reports(case)))
     return {
         place: incarnation

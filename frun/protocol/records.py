@@ -233,6 +233,8 @@ class RankTable:
     """Generations in a row, before this one, that ended without a completed step."""
     unformed: int = 0
     """Of those, the ones that ended since a survivor died before the world ran: no new try has failed."""
+    resumable: bool = False
+    """A worker of a generation before this one said that the script, which stays the same, is resumable."""
     slots: tuple[Slot, ...] = ()
     master_addr: str = ""
     master_port: int = 0

@@ -1,7 +1,7 @@
 """Which processes go on into the next generation, and when the job has stopped making progress.
 
 Part of `decide`, apart because it is the heart of the paper: healthy processes never exit. A process goes
-on if it runs and its script is resumable; all workers run the same script, so one that said so, be it the one
+on if it runs and its script is resumable; all workers run the same script, so one that ever said so, also one
 that died, speaks for those that are still loading.
 """
 
@@ -17,14 +17,19 @@ EXIT_NO_PROGRESS = 93
 """Exit status when generations pass without one completed step: a requeue would not help."""
 
 
+def is_resumable(table: RankTable, reports: Iterable[HostReport]) -> bool:
+    """Return whether any worker of this or an earlier generation said that the script is resumable."""
+    return table.resumable or any(
+        worker.resumable for report in reports for worker in report.workers
+    )
+
+
 def survivors(reports: Iterable[HostReport], lost: Iterable[str] = ()) -> Kept:
-    """Return the processes that can go on; empty if the script is not resumable."""
-    gone, known = set(lost), tuple(reports)
-    if not any(worker.resumable for report in known for worker in report.workers):
-        return {}
+    """Return the processes of a resumable script that can go on."""
+    gone = set(lost)
     return {
         (report.host, worker.local_rank): worker.incarnation
-        for report in known
+        for report in reports
         if report.host not in gone
         for worker in report.workers
         if worker.state is WorkerState.RUNNING

@@ -61,6 +61,25 @@ def test_the_word_of_the_dead_counts() -> None:
     assert _marks(written) == {"a": (1, 1), "b": (2, 1), "c": (1, 1)}
 
 
+def test_the_word_of_an_earlier_generation_counts() -> None:
+    """The script is known to be resumable: newcomers that have not come so far go on beside each other."""
+    (said,) = resumable(report("b", "fr", cause=KILLED))
+    second = _write([report("a", "rr"), said, report("c", "rr")])
+    assert second.resumable
+    ran = replace(second, phase=Phase.RUN)
+    loading = [
+        replace(one, workers=tuple(replace(w, incarnation=2) for w in one.workers))
+        for one in (
+            report("a", "rr", generation=2),
+            report("b", "fr", generation=2, cause=KILLED),
+            report("c", "rr", generation=2),
+        )
+    ]
+    third = _write(loading, stored=ran)
+    assert (third.phase, third.restarts, third.resumable) == (Phase.RECOVER, 0, True)
+    assert _marks(third) == {"a": (2, 2), "b": (3, 2), "c": (2, 2)}
+
+
 def test_workers_that_are_being_started_are_waited_for() -> None:
     """A newcomer has no process yet when the only other one dies: it goes on as soon as it has one."""
     (dead,) = resumable(report("b", "ff", cause=KILLED))

@@ -104,8 +104,9 @@ def test_append_and_several_at_once(make: Make) -> None:
     a, b = make(), make()
     assert a.has_extended_api()
     a.append("log", "one")
+    assert a.get("log") == b"one"  # a TCPStore acknowledges no append
     b.append("log", "two")
-    assert a.get("log") == b"onetwo"
+    assert b.get("log") == b"onetwo"
     keys = [f"k{n}" for n in range(20)]
     a.multi_set(keys, [f"v{n}" for n in range(20)])
     assert b.multi_get(keys[::-1]) == [f"v{n}".encode() for n in range(19, -1, -1)]
@@ -168,6 +169,7 @@ def test_queues_and_lists(make: Make) -> None:
     """Queues are first in, first out, can be waited for, and are no keys."""
     a, b = make(), make()
     a.queue_push("q", "1")
+    assert a.queue_len("q") == 1  # nor a push
     b.queue_push("q", b"\x00")
     assert b.queue_len("q") == 2
     assert a.check(["q"])
@@ -185,6 +187,7 @@ def test_queues_and_lists(make: Make) -> None:
         a.queue_pop("q")
     assert (a.num_keys(), a.list_keys()) == (0, [])
     a.multi_set(["x", "y", "z"], ["", "", ""])
+    a.wait(["x", "y", "z"])
     assert (b.num_keys(), sorted(b.list_keys())) == (3, ["x", "y", "z"])
 
 
