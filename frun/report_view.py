@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from frun.account.page import notes, outcome
+from frun.account.page import failed_because, notes, outcome
 from frun.account.summary import Account
 from frun.account.timeline import RECOVERY, Bucket
 from frun.account.words import COLOURS, TITLES, duration, percent, ranks
@@ -31,7 +31,11 @@ def _head(account: Account) -> Text:
         text.append(f" (last hour {100 * sliding[-1][1]:.2f} %)")
     if account.story.told:
         text.append(f", {account.steps:,} steps, {account.steps_lost:,} done again")
-    text.append(f", {account.alarms.count} false alarms")
+    alarms = account.alarms.count
+    text.append(f", {alarms} false {'alarm' if alarms == 1 else 'alarms'}")
+    reason = failed_because(account)
+    if reason:
+        text.append(f"\n{reason}")
     return text
 
 

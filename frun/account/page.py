@@ -23,7 +23,8 @@ p, .dim { color: var(--dim); } p { margin: .2rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem 1.1rem .25rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
-td.n, th.n { text-align: right; } th { color: var(--dim); font-weight: 500; }
+td.n, th.n { text-align: right; } td.n, td.t { white-space: nowrap; }
+th { color: var(--dim); font-weight: 500; }
 i.c { display: inline-block; width: .8em; height: .8em; margin-right: .5em; border-radius: 2px; }
 svg { display: block; } svg text { font: 11px system-ui, sans-serif; fill: var(--dim); }
 svg .grid { stroke: var(--line); } svg .ratio { fill: none; stroke: #4c9f70; stroke-width: 1.6; }
@@ -71,9 +72,20 @@ def _head(account: Account) -> str:
     hosts = len(account.journals) + len(account.missing)
     return (
         f"<h1>Job {escape(account.job)}</h1><p>{escape(state)}; began {when};"
-        f" {hosts} {'host' if hosts == 1 else 'hosts'}</p>"
+        f" {hosts} {'host' if hosts == 1 else 'hosts'}</p>{_why(account)}"
         f'<div class="cards">{shown}</div>'
     )
+
+
+def _why(account: Account) -> str:
+    reason = failed_because(account)
+    return f"<p>{escape(reason)}</p>" if reason else ""
+
+
+def failed_because(account: Account) -> str:
+    """Return what ended a job that failed; empty text for any other."""
+    final = account.story.final
+    return account.story.why if final is not None and final[1] == "failed" else ""
 
 
 def outcome(account: Account) -> str:
@@ -111,7 +123,6 @@ def _incidents(account: Account) -> str:
 def _incident(fault: Fault) -> str:
     record = fault.record
     cells = [
-        duration(fault.at_us),
         str(record["cause"]),
         str(record.get("fault_class") or record["kind"]),
         ranks(list(record["ranks"])),
@@ -120,8 +131,8 @@ def _incident(fault: Fault) -> str:
     plain = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
     drawn = picture.split(fault) if fault.total_us else ""
     return (
-        f'<tr>{plain}<td class="n">{duration(fault.total_us)}</td><td>{drawn}</td>'
-        f'<td class="n">{record["steps_lost"]}</td></tr>'
+        f'<tr><td class="t">{duration(fault.at_us)}</td>{plain}<td class="n">{duration(fault.total_us)}</td>'
+        f'<td>{drawn}</td><td class="n">{record["steps_lost"]}</td></tr>'
     )
 
 

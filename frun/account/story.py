@@ -95,6 +95,8 @@ class Story:
     """The job's end was seen, so nothing follows."""
     final: tuple[int, str] | None
     """When a final table was seen, and its phase."""
+    why: str
+    """The reason that the final table gives; empty while there is none."""
     fault_us: int | None
     """What ended the job, if a failure did and was seen."""
     stopped_us: int | None
@@ -139,15 +141,14 @@ def gather(
         if entry.name == "health_changed" and entry.fields.get("lasting") and entry.fields["holds"]
     ]
     _find_faults(generations, failures, unfit, closed)
-    final = next(
-        ((entry.at_us, entry.text("phase")) for entry in tables if entry.text("phase") in _FINAL),
-        None,
-    )
+    last = next((entry for entry in tables if entry.text("phase") in _FINAL), None)
+    final = None if last is None else (last.at_us, last.text("phase"))
     return Story(
         began_us=began_us,
         ended_us=ended_us,
         over=final is not None or all(any(journal.all("job_ended")) for journal in journals),
         final=final,
+        why=last.text("reason") if last is not None else "",
         fault_us=_last_fault(generations, failures, final),
         stopped_us=_stopped(generations, entries),
         generations=tuple(generations),

@@ -201,6 +201,7 @@ def document(account: Account) -> dict[str, Any]:
         "run": account.run,
         "over": story.over,
         "outcome": story.final[1] if story.final is not None else None,
+        "reason": story.why,
         "began_wall_s": min(journal.began_wall_us for journal in account.journals) / 1_000_000,
         "wall_s": seconds(account.wall_us),
         "buckets_s": {bucket.value: seconds(us) for bucket, us in account.buckets.items()},

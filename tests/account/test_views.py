@@ -1,17 +1,32 @@
 """The account as a trace and as a page."""
 
+import io
 import json
 import re
 from collections import defaultdict
 from html.parser import HTMLParser
 from typing import Any
 
+from rich.console import Console
+
 from frun.account.page import page
 from frun.account.picture import SHOWN_RANKS
-from frun.account.summary import Account, account
+from frun.account.summary import Account, account, document
 from frun.account.trace import trace
 from frun.account.words import duration, ranks
-from tests.account.build import END, FAULT, START, Said, closed, first, journal, restored, seen
+from frun.report_view import report_view
+from tests.account.build import (
+    END,
+    FAULT,
+    START,
+    Said,
+    closed,
+    died,
+    first,
+    journal,
+    restored,
+    seen,
+)
 
 EVIL = "</title><script>alert(1)</script>&\"'"
 RECOVERED = (
@@ -112,6 +127,17 @@ def test_the_page_is_one_file_that_loads_and_runs_nothing() -> None:
     assert reader.links == []
     assert not re.search(r"url\(|@import|https?:", text)
     assert "&lt;script&gt;alert(1)" in text
+
+
+def test_a_job_that_failed_says_why() -> None:
+    """On the page, on the terminal and in the document; a job that ended well has nothing to explain."""
+    gave_up = made(*START, died(120.0, 1), seen(120.5, 1, "failed", f"rank 0 failed {EVIL}"))
+    assert "<p>rank 0 failed &lt;/title&gt;&lt;script&gt;" in page(gave_up)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(report_view(gave_up))
+    assert "\nrank 0 failed </title>" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert document(gave_up)["reason"] == f"rank 0 failed {EVIL}"
+    assert "all ended" not in page(made(*STORY))
 
 
 def test_many_ranks_are_drawn_in_part_and_said_so() -> None:
