@@ -27,7 +27,6 @@ from frun.protocol.health import Fact, Known, calm_in_s, judge, warning
 logger = logging.getLogger(__name__)
 
 _SILENT_S = LONGEST_POLL_S + 5.0
-"""The checks are told to speak every second; after this long they are started again."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _CLOSE_S = 2.0
 _LONGEST_LINE = 1 << 20
@@ -57,6 +56,8 @@ class HealthWatch:
         """`command` starts the checks, see `frun.devices.child`; `emit` takes events with a generation."""
         self.drill_file = ""
         """Where a check looks for facts that drills make up; empty: none does."""
+        self.silent_s = _SILENT_S
+        """The checks are told to speak every second; after this long they are started again."""
         self._tell: Callable[[tuple[Fact, ...]], None] = lambda _: None
         self._command = command
         self._environment = environment
@@ -147,12 +148,12 @@ class HealthWatch:
         last = b""
         while True:
             try:
-                async with asyncio.timeout(_SILENT_S):
+                async with asyncio.timeout(self.silent_s):
                     line = await lines.readline()
                 if line != last:
                     self._reported, last = _read(line), line
             except TimeoutError:
-                return f"said nothing for {_SILENT_S:g} s"
+                return f"said nothing for {self.silent_s:g} s"
             except ValueError as error:
                 return f"ended, or said what can't be read: {error}"
             self.take(self._reported)

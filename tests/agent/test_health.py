@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from frun import procfs
 from frun.agent.health import HealthWatch
 from frun.clock import SystemClock
 from frun.devices import text
@@ -104,6 +105,34 @@ def test_checks_that_end_are_started_again(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
         await one.watch.close()
         assert one.did.count("kill 1") == 1
+
+    asyncio.run(story())
+
+
+def test_checks_that_stand_still_are_started_again(tmp_path: Path) -> None:
+    """A stopped process says nothing and does not end: it is killed, and what follows it is heard."""
+
+    async def story() -> None:
+        program = tmp_path / "checks.py"
+        program.write_text(
+            "import os, pathlib, signal, sys\n"
+            f"here = pathlib.Path({str(tmp_path)!r})\n"
+            "first = not (here / 'pid').exists()\n"
+            "if first: (here / 'pid').write_text(str(os.getpid()))\n"
+            f"print({line()!r} if first else {line(FAULT)!r}, flush=True)\n"
+            "if first: os.kill(os.getpid(), signal.SIGSTOP)\n"
+            "sys.stdin.read()\n"
+        )
+        one = Story([sys.executable, str(program)])
+        one.watch.silent_s = 5.0
+        one.watch.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while "kill 1" not in one.did:
+                await asyncio.sleep(0.05)
+        await one.watch.close()
+        assert "record ['broken']" in one.did
+        stopped = procfs.read(int((tmp_path / "pid").read_text()))
+        assert stopped is None or not stopped.running
 
     asyncio.run(story())
 
