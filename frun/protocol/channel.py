@@ -135,7 +135,7 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """Every half second: the process runs, and its main thread is so far."""
+    """Every half second, or more often: the process runs, and its main thread is so far."""
 
     generation: int
     step: int

@@ -10,6 +10,10 @@ from frun.protocol.channel import Beat
 
 BEAT_S = 0.5
 """Seconds between two beats: the agent needs a few within its bound of two seconds."""
+STILL_BEAT_S = 0.1
+"""The same while the main thread stands still: a hang is known that much after its bound."""
+_STILL_S = 1.0
+"""How long it does so first. Steps of less than that cost no more beats."""
 
 
 class Beats:
@@ -34,10 +38,16 @@ class Beats:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self._send(self._look())
-            self._over.wait(BEAT_S)
+            beat = self._look()
+            self._send(beat)
+            self._over.wait(pause_s(beat.still_s))
 
     @property
     def over(self) -> bool:
         """Whether `end` was called."""
         return self._over.is_set()
+
+
+def pause_s(still_s: float) -> float:
+    """Return the seconds until the next beat of a worker that has stood still for so long."""
+    return STILL_BEAT_S if still_s >= _STILL_S else BEAT_S
