@@ -207,6 +207,7 @@ class _Launch:
             lambda: (groups.job, groups.token),
             self._clock,
             self._peer_gone,
+            config.rendezvous.lease_ttl_s,
         )
         self._stack.push_async_callback(sentry.close)
 
@@ -267,10 +268,10 @@ class _Launch:
     def _emit(self, event: Event, generation: int) -> None:
         self._sink.emit(event, generation=generation)
 
-    def _peer_gone(self, table: RankTable, peer: Shard, since_s: float) -> None:
+    def _peer_gone(self, table: RankTable, peer: Shard, why: str, since_s: float) -> None:
         """Note that the agent of another host is gone; its lease was ended."""
         slot = next(slot for slot in table.slots if slot.host == peer.host)
-        reason = f"the agent of {peer} is gone: its group store refuses connections"
+        reason = f"the agent of {peer} {why}"
         self._workers.timer.ended(self._clock.monotonic() - since_s)
         self._emit(
             FaultNoticed(source="peer", rank=slot.first_rank, reason=reason, since_s=since_s),

@@ -200,6 +200,9 @@ class Link(asyncio.Protocol):
             if call is not None:
                 call.drop()
             return
+        if frame.code == Op.PING:
+            self._send(id_, Status.OK, ())
+            return
         op = _OPS.get(frame.code)
         if op is None or op is Op.HELLO or id_ in self._calls:
             self._refuse(f"it sent request {id_} with operation {frame.code}, which makes no sense")

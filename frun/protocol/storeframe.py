@@ -82,6 +82,8 @@ class Op(IntEnum):
     """prefix; answers the keys that begin with it, on all shards."""
     CANCEL = 15
     """Nobody waits for the request of this id any more; it is not answered."""
+    PING = 16
+    """Answered at once, whatever the generation: the agent lives."""
 
 
 class Status(IntEnum):

@@ -161,16 +161,25 @@ class EtcdStore:
         It may be more: a lease must outlive an election of etcd's own.
         """
         lease = await self.grant(ttl_s)
+        try:
+            answer = await self._time_to_live(lease)
+        finally:
+            await self.revoke(lease)
+        return int(answer.grantedTTL)
+
+    async def remaining(self, lease: int) -> int:
+        """Return the seconds until the lease ends, rounded down; -1 when it no longer exists."""
+        return max(-1, int((await self._time_to_live(lease)).TTL))
+
+    async def _time_to_live(self, lease: int) -> Any:
         request = pb.LeaseTimeToLiveRequest(ID=lease)
 
         async def send(member: Member, metadata: Metadata, limit: float) -> Any:
             return await member.lease.LeaseTimeToLive(request, metadata=metadata, timeout=limit)
 
-        try:
-            answer = await self._calls.request(send, what="lease")
-        finally:
-            await self.revoke(lease)
-        return int(answer.value.grantedTTL)
+        answer = (await self._calls.request(send, what="lease")).value
+        self._note(answer)
+        return answer
 
     async def refresh(self, lease: int) -> None:
         """Start the lease's time anew. Raises `LeaseLost` when it no longer exists."""
@@ -256,13 +265,14 @@ class EtcdStore:
                 request = pb.WatchRequest(progress_request=pb.rpc_pb2.WatchProgressRequest())
                 asking = asyncio.ensure_future(call.write(request))
                 try:
-                    done, _ = await asyncio.wait({reading}, timeout=_SILENCE_S)
+                    _, quiet = await asyncio.wait({reading, asking}, timeout=_SILENCE_S)
                 finally:
+                    # To cancel a write is to cancel the whole call: so only one that is of no use any more.
                     asking.cancel()
                     await asyncio.gather(asking, return_exceptions=True)
-            if not done:
-                self._calls.avoid(member)
-                raise StoreUnavailable(f"the watch at {member.endpoint} fell silent")
+                if quiet:
+                    self._calls.avoid(member)
+                    raise StoreUnavailable(f"the watch at {member.endpoint} fell silent")
             if reading.cancelled():  # gRPC's way to say that this side closed the channel
                 raise StoreUnavailable("the store was closed")
             response = reading.result()

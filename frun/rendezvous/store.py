@@ -115,6 +115,14 @@ class Store(Protocol):
         """Start the lease's time anew. Raises `LeaseLost` when it no longer exists."""
         ...
 
+    async def remaining(self, lease: int) -> int:
+        """Return the seconds until the lease ends, rounded down; -1 when it no longer exists.
+
+        0 is its last second, or that it has run out and still exists: etcd looks for such leases twice a
+        second.
+        """
+        ...
+
     async def revoke(self, lease: int) -> None:
         """End the lease now and delete every key under it. A lease that is gone is fine."""
         ...

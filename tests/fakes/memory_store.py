@@ -135,6 +135,12 @@ class MemoryCluster:
             raise LeaseLost("the lease is gone from the fake")
         self._leases[lease].ends_at = self._now + self._leases[lease].ttl_s
 
+    def remaining(self, lease: int) -> int:
+        """Return what a lease has left."""
+        if lease not in self._leases:
+            return -1
+        return max(0, int(self._leases[lease].ends_at - self._now))
+
     def end_lease(self, lease: int) -> None:
         """End a lease; fine when it is gone."""
         ended = self._leases.pop(lease, None)
@@ -279,6 +285,11 @@ class MemoryStore:
         """Start the lease's time anew."""
         await self._reach()
         self.cluster.refresh(lease)
+
+    async def remaining(self, lease: int) -> int:
+        """Return the seconds until the lease ends."""
+        await self._reach()
+        return self.cluster.remaining(lease)
 
     async def revoke(self, lease: int) -> None:
         """End the lease."""

@@ -287,6 +287,23 @@ def test_a_lease_takes_its_keys_along(run: Run) -> None:
     run(story)
 
 
+def test_what_a_lease_has_left(run: Run) -> None:
+    """Whole seconds, rounded down; a refresh gives it all back, and without it there is nothing."""
+
+    async def story(bench: Bench) -> None:
+        lease = await bench.store.grant(60)
+        assert 50 <= await bench.other.remaining(lease) <= 60
+        await bench.pass_time(1.5)
+        left_s = await bench.store.remaining(lease)
+        assert left_s <= 58
+        await bench.store.refresh(lease)
+        assert await bench.store.remaining(lease) > left_s
+        await bench.store.revoke(lease)
+        assert await bench.store.remaining(lease) == -1
+
+    run(story)
+
+
 def test_a_revoked_lease_is_gone_at_once(run: Run) -> None:
     """Revoke deletes the keys now, and is fine a second time."""
 
