@@ -130,10 +130,11 @@ def plan(states: Iterable[RankState]) -> Plan | NoDonor:
             reason="no rank has a state: the donor died while it was copied to "
             + ranks_in_words([state.rank for state in cut]),
         )
+    begun = any(state.step for state in ordered)
     actions: list[Action] = []
     for replica in sorted({state.replica for state in ordered}):
         members = [state for state in ordered if state.replica == replica]
-        chosen = _replica(members, target)
+        chosen = _replica(members, target, begun=begun)
         if isinstance(chosen, NoDonor):
             return chosen
         actions += chosen
@@ -170,8 +171,11 @@ def _are_far(one: RankState, two: RankState) -> bool:
     return 2 * far > len(pairs)
 
 
-def _replica(members: Sequence[RankState], target: int) -> list[Action] | NoDonor:
-    """Return the actions of the ranks that hold the same state."""
+def _replica(members: Sequence[RankState], target: int, *, begun: bool) -> list[Action] | NoDonor:
+    """Return the actions of the ranks that hold the same state.
+
+    `begun` tells that some rank, sound or not, knows of a completed update.
+    """
     actions: dict[int, Action] = {
         state.rank: Keep(rank=state.rank)
         for state in members
@@ -179,7 +183,7 @@ def _replica(members: Sequence[RankState], target: int) -> list[Action] | NoDono
     }
     missing = [state for state in members if state.rank not in actions]
     if not actions:
-        if target == 0 and not any(s.has_state or (s.cut and s.step) for s in members):
+        if not begun and not any(state.has_state for state in members):
             return [Start(rank=state.rank) for state in missing]
         reason = _no_donor(members, target)
         return NoDonor(replica=members[0].replica, target=target, reason=reason)

@@ -63,6 +63,13 @@ def test_a_newcomer_copies_and_the_others_keep() -> None:
     assert result.reason == "step 5: 1 copy (1 from 0)"
 
 
+def test_a_part_that_is_new_does_not_begin_where_others_know_of_a_step() -> None:
+    """Also if those who know of it lost its result, and what is sound is of the beginning."""
+    result = plan([rank(0, 0), rank(1, 0), rank(2, 0, cut=True, replica="x"), rank(3, 1, cut=True)])
+    assert isinstance(result, NoDonor)
+    assert (result.replica, result.target) == ("x", 0)
+
+
 def test_nobody_has_a_state() -> None:
     """In the first generation everybody starts at step 0."""
     result = planned(rank(0, new=True), rank(1, new=True))
