@@ -7,11 +7,13 @@ import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 
 from frun.errors import StoreUnavailable
 from frun.rendezvous.etcd import EtcdStore
+from frun.rendezvous.etcd_calls import Member, pb
 from frun.rendezvous.mirror import Mirror
 from frun.rendezvous.store import Compare, Put
 from tests.fakes.etcd_server import EtcdServer, etcd_cluster, etcd_server, etcdctl
@@ -138,6 +140,42 @@ def test_a_quiet_watch_stays(shared_etcd: EtcdServer) -> None:
             await store.commit([], [Put(key=_PREFIX + "q", value=b"1")])
             async with asyncio.timeout(_LIMIT_S):
                 assert (await waiting).changes[0].key == _PREFIX + "q"
+        await store.close()
+
+    asyncio.run(main())
+
+
+class SlowToWrite:
+    """A call of gRPC whose answer comes before its write has returned; to cancel that would end the call."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.ended = False
+
+    async def read(self) -> Any:
+        """Return what the write asks for."""
+        await self.asked.wait()
+        return pb.WatchResponse()
+
+    async def write(self, request: Any) -> None:
+        """Return a moment after the answer."""
+        assert request.HasField("progress_request")
+        self.asked.set()
+        try:
+            await asyncio.sleep(0.2)
+        except asyncio.CancelledError:
+            self.ended = True
+            raise
+
+
+def test_an_answer_before_its_question_has_returned_ends_no_watch() -> None:
+    """The write may finish: the call, and with it the watch, would end otherwise."""
+
+    async def main() -> None:
+        store, call = EtcdStore(["127.0.0.1:9"], quiet_s=0.0), SlowToWrite()
+        response = await store._next(cast("Member", None), call)
+        assert response == pb.WatchResponse()
+        assert not call.ended
         await store.close()
 
     asyncio.run(main())
