@@ -104,6 +104,9 @@ def main() -> None:
     if rank == 0:
         took = time.perf_counter() - began
         print(f"trained on {world_size} ranks in {took:.1f} s", flush=True)
+    # First what uses the group: DDP's last reference would end it while Python's lock is held, and gloo's
+    # thread may need that lock to end. The process would then hang now and then, under any launcher.
+    del replica
     dist.destroy_process_group()
 
 
