@@ -72,6 +72,21 @@ class Rig:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
+    async def connect(self) -> int:
+        """Let the worker connect; return its pid when it has."""
+        self.writer.write(b"h")
+        pid = self.workers.reports[0].pid
+        while pid not in self.workers.connected():
+            await asyncio.sleep(0.002)
+        return pid
+
+    async def failed(self) -> str:
+        """Wait until the worker has failed; return why."""
+        await self.until(lambda: self.state is WorkerState.FAILED)
+        failure = self.workers.reports[0].failure
+        assert failure is not None
+        return failure.message
+
     async def heard(self) -> list[object]:
         """Return the next order that the worker heard."""
         found: list[object] = json.loads(await self.reader.readline())
@@ -175,10 +190,7 @@ def test_a_worker_that_left_the_channel_is_replaced(order: str, tmp_path: Path) 
 
     async def story() -> None:
         async with rig(tmp_path) as one:
-            one.writer.write(b"h")
-            pid = one.workers.reports[0].pid
-            while pid not in one.workers.connected():
-                await asyncio.sleep(0.002)
+            pid = await one.connect()
             one.writer.write(b"c")
             while pid in one.workers.connected():
                 await asyncio.sleep(0.002)
@@ -186,10 +198,7 @@ def test_a_worker_that_left_the_channel_is_replaced(order: str, tmp_path: Path) 
                 one.workers.pause(2, [0])
             else:
                 one.workers.resume(SECOND, [0])
-            await one.until(lambda: one.state is WorkerState.FAILED)
-            failure = one.workers.reports[0].failure
-            assert failure is not None
-            assert failure.message == f"could not be told to {order}, and was killed"
+            assert await one.failed() == f"could not be told to {order}, and was killed"
 
     asyncio.run(story())
 
@@ -199,18 +208,12 @@ def test_a_dead_worker_keeps_its_own_reason(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with rig(tmp_path) as one:
-            one.writer.write(b"h")
-            pid = one.workers.reports[0].pid
-            while pid not in one.workers.connected():
-                await asyncio.sleep(0.002)
+            pid = await one.connect()
             one.writer.write(b"d")
             while pid in one.workers.connected():
                 await asyncio.sleep(0)  # its connection ends before it does: that is the moment
             one.workers.resume(SECOND, [0])
-            await one.until(lambda: one.state is WorkerState.FAILED)
-            failure = one.workers.reports[0].failure
-            assert failure is not None
-            assert "could not be told" not in failure.message
+            assert "could not be told" not in await one.failed()
 
     asyncio.run(story())
 
@@ -223,9 +226,6 @@ def test_a_worker_without_its_channel_is_replaced(tmp_path: Path) -> None:
             one.workers.out_within_s = 0.2
             one.workers.pause(2, [0])
             one.workers.resume(SECOND, [0])
-            await one.until(lambda: one.state is WorkerState.FAILED)
-            failure = one.workers.reports[0].failure
-            assert failure is not None
-            assert failure.message == "did not leave its step within 0.2 s, and was killed"
+            assert await one.failed() == "did not leave its step within 0.2 s, and was killed"
 
     asyncio.run(story())
