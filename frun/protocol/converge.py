@@ -117,19 +117,26 @@ def converge(table: RankTable | None, local: LocalHost) -> tuple[Action, ...]:
 
 
 def report(table: RankTable | None, local: LocalHost) -> HostReport | None:
-    """Return what this host has to say about the stored generation; None if it has no part in it."""
+    """Return what this host has to say about the stored generation; None if there is nothing to say.
+
+    A member that gets ready, and of whose processes none has ended, is what the table says it is: it
+    speaks when it is prepared. More words of 2,048 hosts would keep etcd from what all wait for.
+    """
     place = None if table is None else table.slot_of(local.host)
     if table is None or place is None:
         return None
     wanted = _incarnations(table, place[1])
+    workers = tuple(w for w in local.workers if wanted.get(w.local_rank) == w.incarnation)
     prepared = local.prepared == table.generation
+    if table.phase is Phase.RECOVER and not prepared and all(w.state in _ALIVE for w in workers):
+        return None
     recovery = local.recovery
     return HostReport(
         host=local.host,
         generation=table.generation,
         prepared=prepared,
         master_port=local.master_port if prepared else 0,
-        workers=tuple(w for w in local.workers if wanted.get(w.local_rank) == w.incarnation),
+        workers=workers,
         progress=local.progress == table.generation,
         recovery=recovery[1] if recovery and recovery[0] == table.generation else None,
     )

@@ -111,18 +111,20 @@ class EtcdStore:
             await writer.wait_closed()
         return address
 
-    async def read(self, prefix: str) -> Snapshot:
-        """Return all keys that begin with `prefix`, as of one revision (linearizable)."""
-        answer = await self._read(_first(prefix), _range_end(prefix), timeout_s=None)
+    async def read(self, prefix: str, limit: int = 0) -> Snapshot:
+        """Return the keys that begin with `prefix`, the first `limit` of them if one is given."""
+        answer = await self._read(_first(prefix), _range_end(prefix), limit=limit)
         self._note(answer)
         items = {kv.key.decode(): _key_value(kv) for kv in answer.kvs}
         return Snapshot(revision=answer.header.revision, items=items)
 
-    async def _read(self, key: bytes, range_end: bytes, *, timeout_s: float | None) -> Any:
-        request = pb.RangeRequest(key=key, range_end=range_end)
+    async def _read(
+        self, key: bytes, range_end: bytes, *, limit: int = 0, timeout_s: float | None = None
+    ) -> Any:
+        request = pb.RangeRequest(key=key, range_end=range_end, limit=limit)
 
-        async def send(member: Member, metadata: Metadata, limit: float) -> Any:
-            return await member.kv.Range(request, metadata=metadata, timeout=limit)
+        async def send(member: Member, metadata: Metadata, limit_s: float) -> Any:
+            return await member.kv.Range(request, metadata=metadata, timeout=limit_s)
 
         return (await self._calls.request(send, what="read", timeout_s=timeout_s)).value
 

@@ -20,7 +20,7 @@ from frun.protocol import ranks, wire
 from frun.protocol.health import Fact
 from frun.protocol.keys import Keys
 from frun.protocol.records import HostRecord, HostReport, JobSpec, Phase
-from frun.rendezvous.store import Compare, Delete, Put, Snapshot, Store
+from frun.rendezvous.store import Compare, Delete, KeyValue, Put, Store
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Membership:
 
     async def finds_training(self) -> bool:
         """Return whether the job trains already. Raises StoreUnavailable."""
-        stored = (await self._store.read(self._keys.ranktable)).items.get(self._keys.ranktable)
+        stored = await self._one(self._keys.ranktable)
         if stored is None:
             return False
         try:
@@ -107,18 +107,21 @@ class Membership:
                 await asyncio.sleep(_RETRY_S)
 
     async def _try_to_join(self, spec: JobSpec) -> tuple[str | None, bool]:
-        """Register if that is possible now; return why not, and if all it takes may be time."""
-        snapshot = await self._store.read(self._keys.prefix)
-        stored = snapshot.items.get(self._keys.spec)
-        present = [key for key in snapshot.items if key.startswith(self._keys.hosts)]
+        """Register if that is possible now; return why not, and if all it takes may be time.
+
+        Reads as little for a job of thousands of hosts as for one. Who came last is read before who is
+        there: whoever registers in between changes it, and then this host does not begin a job.
+        """
+        arrival = await self._one(self._keys.arrival)
+        present = tuple((await self._store.read(self._keys.hosts, limit=1)).items)
+        stored = await self._one(self._keys.spec)
         if not present:
-            arrival = snapshot.items.get(self._keys.arrival)
             unchanged = [
                 Compare(key=key, revision=0 if kv is None else kv.mod_revision)
                 for key, kv in ((self._keys.spec, stored), (self._keys.arrival, arrival))
             ]
             return await self._found(spec, unchanged), False
-        if self._is_over(snapshot):
+        if self._is_over(await self._one(self._keys.ranktable)):
             stays = unquote(present[0].removeprefix(self._keys.hosts))
             return (
                 f"job {spec.job_id!r} has ended, and host {stays} has not left it yet: wait until it has,"
@@ -130,8 +133,10 @@ class Membership:
         live = wire.decode_spec(stored.value)
         return await self._enter(spec, live, stored.mod_revision), False
 
-    def _is_over(self, snapshot: Snapshot) -> bool:
-        stored = snapshot.items.get(self._keys.ranktable)
+    async def _one(self, key: str) -> KeyValue | None:
+        return (await self._store.read(key)).items.get(key)
+
+    def _is_over(self, stored: KeyValue | None) -> bool:
         if stored is None:
             return False
         try:
@@ -260,7 +265,7 @@ class Membership:
 
     async def _adopt_spec(self) -> bool:
         """Take over the stored specification, whose lease may be a new one; say if there is any."""
-        stored = (await self._store.read(self._keys.spec)).items.get(self._keys.spec)
+        stored = await self._one(self._keys.spec)
         if stored is None:
             return False
         live = wire.decode_spec(stored.value)
@@ -302,7 +307,7 @@ class Membership:
         return None if claim is None else await self._claimed_text(claim)
 
     async def _claimed_text(self, claim: str) -> str | None:
-        stored = (await self._store.read(claim)).items.get(claim)
+        stored = await self._one(claim)
         if stored is None:
             return None
         holder = stored.value.decode(errors="replace")
@@ -343,7 +348,7 @@ class Membership:
         Raises JobRefused when it is another one: this host was away while its job ended. A missing
         specification is no other one: etcd lost its data, or the job has ended just now.
         """
-        stored = (await self._store.read(self._keys.spec)).items.get(self._keys.spec)
+        stored = await self._one(self._keys.spec)
         if stored is None:
             return Compare(key=self._keys.spec, revision=0)
         live = wire.decode_spec(stored.value)
@@ -358,7 +363,7 @@ class Membership:
         if not self._recheck:
             return
         key = self._keys.host(self._record.host)
-        if key not in (await self._store.read(key)).items:
+        if await self._one(key) is None:
             raise LeaseLost(f"key {key} is gone")
         self._recheck = False
 

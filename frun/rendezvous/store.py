@@ -22,7 +22,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything under a prefix at one revision."""
+    """What is under a prefix at one revision."""
 
     revision: int
     items: Mapping[str, KeyValue]
@@ -86,8 +86,11 @@ class Store(Protocol):
         """The latest term of the store's own leader that any answer told of; 0 before the first."""
         ...
 
-    async def read(self, prefix: str) -> Snapshot:
-        """Return all keys that begin with `prefix`, as of one revision (linearizable)."""
+    async def read(self, prefix: str, limit: int = 0) -> Snapshot:
+        """Return the keys that begin with `prefix`, as of one revision (linearizable).
+
+        With a `limit` only so many, the first ones in the order of keys.
+        """
         ...
 
     async def commit(self, compares: Sequence[Compare], ops: Sequence[Put | Delete]) -> int | None:

@@ -104,9 +104,10 @@ class MemoryCluster:
 
     # -- what clients call -----------------------------------------------------------------------
 
-    def read(self, prefix: str) -> Snapshot:
+    def read(self, prefix: str, limit: int = 0) -> Snapshot:
         """Return the snapshot of now."""
-        items = {key: self.items[key] for key in sorted(self.items) if key.startswith(prefix)}
+        keys = [key for key in sorted(self.items) if key.startswith(prefix)]
+        items = {key: self.items[key] for key in keys[: limit or None]}
         return Snapshot(revision=self.revision, items=items)
 
     def commit(self, compares: Sequence[Compare], ops: Sequence[Put | Delete]) -> int | None:
@@ -248,10 +249,10 @@ class MemoryStore:
         """The cluster's term."""
         return self.cluster.term
 
-    async def read(self, prefix: str) -> Snapshot:
-        """Return all keys under `prefix`."""
+    async def read(self, prefix: str, limit: int = 0) -> Snapshot:
+        """Return the keys under `prefix`, or the first ones."""
         await self._reach()
-        return self.cluster.read(prefix)
+        return self.cluster.read(prefix, limit)
 
     async def commit(self, compares: Sequence[Compare], ops: Sequence[Put | Delete]) -> int | None:
         """Apply all `ops` if every compare holds."""

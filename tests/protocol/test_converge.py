@@ -341,13 +341,27 @@ def test_a_report_speaks_of_the_stored_generation_only() -> None:
     """No report without a place; older workers and an older store are not mentioned."""
     assert report(None, local("rr")) is None
     assert report(WITHOUT_B, local("rr")) is None
-    old = report(RECOVER, local("rr", incarnation=1, prepared=1))
+    old = report(GATHER, local("rr", incarnation=1, prepared=1))
     assert old is not None
     assert (old.generation, old.prepared, old.master_port, old.workers) == (2, False, 0, ())
     here = local("rf", incarnation=2, prepared=2)
     new = report(RUN, here)
     assert new is not None
     assert (new.prepared, new.master_port, new.workers) == (True, 29000, here.workers)
+
+
+def test_who_gets_ready_speaks_when_it_is() -> None:
+    """Until then there is nothing to say, unless a process that was to go on has ended."""
+    assert report(RECOVER, local("rr", incarnation=1)) is None
+    assert report(KEEP_BOTH, mixed("rr", 1, 1)) is None
+    ready = report(KEEP_BOTH, mixed("rr", 1, 1, prepared=2))
+    assert ready is not None
+    assert ready.prepared
+    for dead in "ofx":
+        said = report(KEEP_BOTH, mixed("r" + dead, 1, 1))
+        assert said is not None
+        assert not said.prepared
+        assert len(said.workers) == 2
 
 
 def test_a_report_shows_survivors_beside_newcomers() -> None:

@@ -122,7 +122,7 @@ def test_a_bug_in_a_store_is_not_swallowed() -> None:
     """What is no trouble of etcd ends the wait of the owner by an error."""
 
     class Broken(MemoryStore):
-        async def read(self, prefix: str) -> Snapshot:
+        async def read(self, prefix: str, limit: int = 0) -> Snapshot:
             raise KeyError(prefix)
 
     async def main() -> None:

@@ -109,6 +109,19 @@ def test_the_empty_prefix_is_everything(run: Run) -> None:
     run(story)
 
 
+def test_a_limited_read_returns_the_first_keys(run: Run) -> None:
+    """So many of them in the order of keys; more than there are is all of them."""
+
+    async def story(bench: Bench) -> None:
+        keys = [bench.prefix + name for name in ("a", "b", "c")]
+        for key in reversed(keys):
+            await bench.store.commit([], [Put(key=key, value=b"1")])
+        for limit in (1, 2, 3, 4):
+            assert sorted((await bench.store.read(bench.prefix, limit)).items) == keys[:limit]
+
+    run(story)
+
+
 def test_a_failed_compare_writes_nothing(run: Run) -> None:
     """Create-only succeeds once; the loser is told None and changes no key and no revision."""
 

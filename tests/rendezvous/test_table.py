@@ -21,10 +21,10 @@ class CountingStore(MemoryStore):
 
     reads = 0
 
-    async def read(self, prefix: str) -> Snapshot:
+    async def read(self, prefix: str, limit: int = 0) -> Snapshot:
         """Read."""
         self.reads += prefix == KEYS.ranktable
-        return await super().read(prefix)
+        return await super().read(prefix, limit)
 
 
 class Leader:
