@@ -3,8 +3,9 @@
     python -m benchmarks.check [--only scale,store] [--record]
 
 Only ratios of things measured in the same run are compared, since seconds of different machines and
-loads can't be. A ratio that is more than 30 % worse than in `benchmarks/recorded.json` is measured once more,
-and fails if it still is: then the exit status is 1. `--record` writes the ratios of this run to that file.
+loads can't be. A ratio that is more than 30 % worse than in `benchmarks/recorded.json` is measured twice
+more, and fails if it never is better: chance makes one run slow, a change all of them. Then the exit status
+is 1. `--record` writes the ratios of this run to that file.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import contextlib
 import io
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,32 +24,33 @@ from benchmarks.machine import describe
 
 RECORDED = Path(__file__).parent / "recorded.json"
 LOSS = 0.3
+ATTEMPTS = 3
 Ratios = Mapping[str, float]
 """Name to a ratio of which less is better."""
 
 
-def check_recovery() -> Ratios:
-    """Kill a rank of four under frun, and one under torchrun."""
-    ours = recovery.measure_frun(4, 6)
-    theirs = recovery.measure_torchrun(4, 1)
-    median = statistics.median(kill.seconds for kill in ours)
-    return {"recovery: frun / torchrun": median / theirs[0].seconds}
+def check_launch() -> Ratios:
+    """Start both once, train a little, and kill ranks of four under frun.
 
-
-def check_overhead() -> Ratios:
-    """Start both once, and train a little."""
-    found = overhead.figures(overhead.measure(4, 1, 200, idle_s=0.1))
+    A recovery is compared with a start of torchrun: both are work of processors, on any machine, where
+    torchrun's own recovery is in large part sleep.
+    """
+    runs = overhead.measure(4, 1, 200, idle_s=0.1)
+    found = overhead.figures(runs)
+    (theirs,) = (run.start_s for run in runs if run.launcher == "torchrun")
     return {
         "overhead: start-up, frun / torchrun": found["start_s"]["ratio"],
         "overhead: step, frun / torchrun": found["step_s"]["ratio"],
         "overhead: memory, frun / torchrun": found["total_mib"]["ratio"],
+        "recovery: frun / start-up of torchrun": recovery.median(recovery.measure_frun(4, 6))
+        / theirs,
     }
 
 
 def check_scale() -> Ratios:
-    """Let workers die among 8 hosts and 96: what a fault costs per host must not grow with the hosts."""
+    """Let workers die among 32 hosts and 128: what a fault costs per host must not grow with the hosts."""
     cpu_s, sent, messages = [], [], []
-    for hosts in (8, 96):
+    for hosts in (32, 128):
         kinds = ["worker"] * 6
         trial = scale.measure(hosts, nproc=8, ttl_s=10, crowds=1, faults=kinds, idle_s=0.5)
         faults = asyncio.run(trial).faults
@@ -57,9 +58,9 @@ def check_scale() -> Ratios:
         sent.append(min(fault.etcd.sent_bytes for fault in faults) / hosts)
         messages.append(min(fault.etcd.messages for fault in faults) / hosts)
     return {
-        "scale: CPU time per host, 96 hosts / 8 hosts": cpu_s[1] / cpu_s[0],
-        "scale: bytes at etcd per host, 96 hosts / 8 hosts": sent[1] / sent[0],
-        "scale: messages at etcd per host, 96 hosts / 8 hosts": messages[1] / messages[0],
+        "scale: CPU time per host, 128 hosts / 32 hosts": cpu_s[1] / cpu_s[0],
+        "scale: bytes at etcd per host, 128 hosts / 32 hosts": sent[1] / sent[0],
+        "scale: messages at etcd per host, 128 hosts / 32 hosts": messages[1] / messages[0],
     }
 
 
@@ -87,8 +88,7 @@ def check_copy() -> Ratios:
 CHECKS: Mapping[str, Callable[[], Ratios]] = {
     "store": check_store,
     "scale": check_scale,
-    "overhead": check_overhead,
-    "recovery": check_recovery,
+    "launch": check_launch,
     "copy": check_copy,
 }
 
@@ -125,9 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.only.split(","):
         begun = time.monotonic()
         found = measure(name)
-        if not options.record and worse(found, recorded):
-            again = measure(name)
-            found = {ratio: min(value, again[ratio]) for ratio, value in found.items()}
+        for _ in range(0 if options.record else ATTEMPTS - 1):
+            if worse(found, recorded):
+                again = measure(name)
+                found = {ratio: min(value, again[ratio]) for ratio, value in found.items()}
         for ratio, value in found.items():
             before = recorded.get(ratio)
             bad = not options.record and ratio in worse(found, recorded)

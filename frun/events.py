@@ -315,6 +315,15 @@ class IncidentClosed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRenamed(Event):
+    """This host, as leader, learned what a fault was after its account was closed: a lost host came back."""
+
+    id: int
+    fault_class: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Event):
     """This host did a fault on purpose, as an operator asked."""
 
@@ -360,6 +369,7 @@ KINDS: tuple[type[Event], ...] = (
     StoreLost,
     StoreBack,
     IncidentClosed,
+    IncidentRenamed,
     FaultInjected,
     JobEnded,
 )

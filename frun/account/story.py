@@ -167,11 +167,20 @@ def gather(
 def _incidents(
     entries: Iterable[Entry], stored: Iterable[Mapping[str, Any]]
 ) -> dict[int, Mapping[str, Any]]:
-    found = {int(record["generation"]): dict(record) for record in stored}
+    known = {int(record["generation"]): dict(record) for record in stored}
+    found = dict(known)
     for entry in entries:
         if entry.name == "incident_closed":
             found[entry.generation] = {"generation": entry.generation, **entry.fields}
+        elif entry.name == "incident_renamed" and entry.generation in found:
+            found[entry.generation] |= _named(entry.fields)
+    for number, record in known.items():
+        found[number] |= _named(record)  # etcd knows what was learned last
     return {number: {**UNKNOWN, **record} for number, record in found.items()}
+
+
+def _named(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in ("fault_class", "evidence") if name in record}
 
 
 def _generations(tables: Sequence[Entry], began_us: int, ended_us: int) -> list[Generation]:

@@ -23,6 +23,7 @@ from frun.events import (
     Event,
     GenerationStarted,
     IncidentClosed,
+    IncidentRenamed,
     LeaderElected,
     LeaseLost,
     PhaseSeen,
@@ -311,6 +312,7 @@ class Agent:
             parts.answers,
             on_decision=self._decided,
             on_incident=self._incident,
+            on_renamed=self._renamed,
             on_look=look,
         )
         self._emit(LeaderElected(peer=self._host))
@@ -334,6 +336,12 @@ class Agent:
         generation = fields.pop("generation")
         self._parts.emit(IncidentClosed(**fields), generation)
         self._on_incident(record)
+
+    def _renamed(self, record: IncidentRecord) -> None:
+        named = IncidentRenamed(
+            id=record.id, fault_class=str(record.fault_class), evidence=record.evidence
+        )
+        self._parts.emit(named, record.generation)
 
     def _patience(self) -> float | None:
         """Return the seconds this host still waits for etcd; None while it need not wait.

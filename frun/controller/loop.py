@@ -42,6 +42,7 @@ class Controller:
         answers: Callable[[Slot], Awaitable[bool]],
         on_decision: Callable[[Decision], None],
         on_incident: Callable[[IncidentRecord], None],
+        on_renamed: Callable[[IncidentRecord], None],
         on_look: Callable[[View, float], float | None],
     ) -> None:
         self._store = store
@@ -52,6 +53,7 @@ class Controller:
         self._answers = answers
         self._on_decision = on_decision
         self._on_incident = on_incident
+        self._on_renamed = on_renamed
         self._on_look = on_look
         self._last_incident = 0
         self._decoded: dict[str, tuple[int, Any]] = {}
@@ -93,6 +95,7 @@ class Controller:
                 view = self._view(mirror, watching, doubts)
                 look_at = self._on_look(view, now)
                 await self._close_incident(term, mirror, view)
+                await self._rename_incidents(term, mirror, view)
                 decision = decide(view, seen, self._policy, now)
                 seen = decision.seen
                 self._on_decision(decision)
@@ -169,6 +172,27 @@ class Controller:
         self._last_incident = record.id
         if key not in stored:
             self._on_incident(record)
+
+    async def _rename_incidents(self, term: Term, mirror: Mirror, view: View) -> None:
+        """Correct what is stored of a fault when a lost host is back and knows more."""
+        back = {name: host for name, host in view.hosts.items() if host.cut_off_s}
+        if not back:
+            return
+        stored = {
+            key: kv for key, kv in mirror.items.items() if key.startswith(self._keys.incidents)
+        }
+        known = [self._decode(kv, wire.decode_incident) for kv in stored.values()]
+        fence = Compare(key=self._keys.leader, revision=term.token, created=True)
+        for record in incidents.renamed((one for one in known if one is not None), back):
+            key = self._keys.incident(record.id)
+            put = Put(key=key, value=wire.encode(record), lease=stored[key].lease)
+            try:
+                if await self._store.commit([fence], [put]) is not None:
+                    self._on_renamed(record)
+            except StoreRefused:
+                raise
+            except (StoreUnavailable, LeaseLost) as error:
+                logger.warning("incident %d keeps its class for now: %s", record.id, error)
 
     async def _write_back(self, term: Term, table: RankTable) -> None:
         logger.warning("etcd lost the job's keys; writing generation %d back", table.generation)

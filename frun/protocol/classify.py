@@ -13,7 +13,7 @@ from frun.protocol.health import Fact
 from frun.protocol.records import Failure
 
 LOST_HOST = Finding(fault_class=FaultClass.HOST, evidence="its lease in etcd ended")
-"""Off, frozen, without its agent, or cut off: those that are left see no difference."""
+"""Off, frozen, without its agent, or cut off: those that are left see no difference until it is back."""
 DEAD_WHILE_PAUSED = Finding(
     fault_class=FaultClass.PROCESS, evidence="the process ended while it waited for the others"
 )
@@ -53,6 +53,14 @@ def of_failure(
 def of_fact(fact: Fact) -> Finding:
     """Return the class of what is done for a fault of a device: its check knows."""
     return _finding(fact.fault_class, str(fact))
+
+
+def of_cut_off(cut_off_s: float) -> Finding:
+    """Return the class of a host that was lost and is back, whose agent lived and did not reach etcd."""
+    return _finding(
+        FaultClass.NETWORK,
+        f"it is back: its agent lived, and did not reach etcd for {cut_off_s:.1f} s",
+    )
 
 
 def of_hang(hang: Hang) -> Finding:

@@ -4,11 +4,12 @@ Durations come from each host's own clock; the job's is the longest of them, sin
 the last host.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from frun.protocol import classify
 from frun.protocol.classes import FaultClass
-from frun.protocol.records import HostReport, Phase, RankTable, Recovery
+from frun.protocol.records import HostRecord, HostReport, Phase, RankTable, Recovery
 
 KEPT = 100
 """Closed incidents that stay in etcd; the event logs hold all."""
@@ -85,6 +86,27 @@ def summarize(
         fault_class=incident.fault_class,
         evidence=incident.evidence,
     )
+
+
+def renamed(
+    records: Iterable[IncidentRecord], hosts: Mapping[str, HostRecord]
+) -> tuple[IncidentRecord, ...]:
+    """Return the accounts whose class is another one now that a lost host is back.
+
+    While a host is away nobody can tell one that is off from one that is cut off. A host comes back under its
+    id only if its agent lived, and that knows whether it reached etcd. It speaks of its last loss alone.
+    """
+    newest = sorted(records, key=lambda record: record.id, reverse=True)
+    found: dict[int, IncidentRecord] = {}
+    for name, host in hosts.items():
+        if host.cut_off_s:
+            record = next((record for record in newest if name in record.hosts), None)
+            if record is not None and record.evidence == classify.LOST_HOST.evidence:
+                finding = classify.of_cut_off(host.cut_off_s)
+                found[record.id] = replace(
+                    record, fault_class=finding.fault_class, evidence=finding.evidence
+                )
+    return tuple(found.values())
 
 
 def outdated(stored: Sequence[str], kept: int = KEPT) -> Sequence[str]:

@@ -98,6 +98,9 @@ class HostRecord:
     """The embedded etcd of the job runs here, so this host leaves last."""
     term: int = 0
     """The store's own term when its lease was asked for; 0: not known."""
+    cut_off_s: float = 0.0
+    """How long etcd had been out of its agent's reach when its last lease was found to have ended; 0: it
+    was not, or no lease ever ended."""
     health: tuple[Fact, ...] = ()
     """What is wrong with its devices, or with the host, as its checks say."""
 

@@ -323,6 +323,9 @@ class Membership:
         """
         logger.warning("host %s lost its lease; registering again", self._record.host)
         self.losses += 1
+        away_since = self.unreachable_since
+        away_s = 0.0 if away_since is None else round(self._clock.monotonic() - away_since, 1)
+        self._record = replace(self._record, cut_off_s=away_s)
         self.lease = 0
         self._written = None
         self._recheck = False

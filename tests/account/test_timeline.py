@@ -214,6 +214,25 @@ def test_an_alarm_that_no_drill_explains_is_false(
     assert ("no drill explains" in " ".join(notes(made))) is bool(false)
 
 
+def test_what_was_learned_of_a_fault_later_counts() -> None:
+    """From the events of whoever leads then, or from etcd where that log is out of reach."""
+    loss = {"fault_class": "host", "evidence": "its lease in etcd ended"}
+    at_s, name, generation, fields = closed(124.1, 2, 2.5, kind="host")
+    said = (*START, *TRAINED, *FAULT, restored(123.0, 2, step=12), first(124.0, 2, 13))
+    first_word = (*said, (at_s, name, generation, fields | loss))
+    known = {"fault_class": "network", "evidence": "it is back"}
+    later = (130.0, "incident_renamed", 2, {"id": 2, **known})
+    for made in (
+        account([journal("b", *first_word, later)]),
+        account([journal("b", *first_word), journal("a", *START, later)]),
+        account([journal("b", *first_word)], incidents=[{"generation": 2, **fields, **known}]),
+    ):
+        (fault,) = made.faults
+        assert {word: fault.record[word] for word in known} == known
+    (fault,) = account([journal("b", *first_word)]).faults
+    assert {word: fault.record[word] for word in loss} == loss
+
+
 def test_a_live_job_is_accounted_for_up_to_now() -> None:
     """Between the last event and now it goes on with what it did."""
     made = account([journal("a", *START, *TRAINED)], now_us={"a": 118_000_000})

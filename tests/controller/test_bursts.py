@@ -63,6 +63,7 @@ def test_a_burst_of_reports_costs_few_looks_and_no_time_after_it() -> None:
             lambda _: never(),
             on_decision=clock.looked,
             on_incident=lambda _: None,
+            on_renamed=lambda _: None,
             on_look=lambda *_: None,
         )
         leading = asyncio.create_task(

@@ -24,11 +24,17 @@ def test_a_host_without_network(hosts: Stage) -> None:
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(output)}
         host = hosts.network[hosts.leader(job)]
         assert host.run(command, env=environment, output=output).wait(60) == 0, output.read_text()
+
+        def class_of(number: int) -> str:
+            key = f"/frun/{job.job_id}/incidents/{number:08d}"
+            return str(json.loads(hosts.etcd.get(key) or "{}").get("fault_class"))
+
         (row,) = json.loads(output.read_text())["faults"]
         assert (row["outcome"], row["incident"]["action"]) == ("recovered", "replace-host")
         assert row["incident"]["hosts"] == [row["host"]]
         world = job.world(after=first.generation, size=3, within_s=FORM_S)
         assert lost not in world.hosts.values()
         becomes_a_spare(job, world, lost)
+        job.wait_for(lambda: class_of(row["incident"]["id"]) == "network", 20, "the class is known")
         job.finish()
         told_once(job)

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from frun.protocol import wire
-from frun.protocol.incidents import outdated, summarize
-from frun.protocol.records import HostReport, Incident, Phase, Recovery
+from frun.protocol.classes import FaultClass
+from frun.protocol.classify import LOST_HOST
+from frun.protocol.incidents import IncidentRecord, outdated, renamed, summarize
+from frun.protocol.records import HostRecord, HostReport, Incident, Phase, Recovery
 from tests.protocol.build import table
 
 RUN = replace(
@@ -75,3 +77,42 @@ def test_a_hundred_accounts_are_kept(stored: int, gone: int) -> None:
     """The oldest go, and only when there are more than a hundred with the new one."""
     keys = [f"{number:08d}" for number in range(stored)]
     assert list(outdated(keys)) == keys[:gone]
+
+
+def _loss(number: int, *hosts: str) -> IncidentRecord:
+    return IncidentRecord(
+        id=number,
+        generation=number,
+        cause="lost",
+        kind="host",
+        action="replace-host",
+        hosts=hosts,
+        fault_class=LOST_HOST.fault_class,
+        evidence=LOST_HOST.evidence,
+    )
+
+
+def _back(*hosts: str, cut_off_s: float = 7.25) -> dict[str, HostRecord]:
+    record = HostRecord(host="", name="", address="", port=1, nproc=1, cut_off_s=cut_off_s)
+    return {host: replace(record, host=host) for host in hosts}
+
+
+def test_a_lost_host_that_is_back_was_cut_off() -> None:
+    """Its last loss gets another class, once; older ones, others' and what is not known do not."""
+    records = (_loss(2, "a"), _loss(5, "b"), _loss(7, "a", "c"))
+    (found,) = renamed(records, _back("a"))
+    assert (found.id, found.fault_class) == (7, FaultClass.NETWORK)
+    assert "did not reach etcd for 7.2 s" in found.evidence
+    assert (
+        replace(found, fault_class=LOST_HOST.fault_class, evidence=LOST_HOST.evidence) == records[2]
+    )
+    assert renamed((*records[:2], found), _back("a")) == ()
+    assert renamed(records, _back("a", cut_off_s=0.0)) == ()
+    assert renamed(records, _back("d")) == ()
+    assert [record.id for record in renamed(records, _back("a", "b", "c"))] == [7, 5]
+
+
+def test_the_class_of_what_was_no_lost_lease_stays() -> None:
+    """A device or a process was at fault, whatever its host met since."""
+    known = replace(_loss(3, "a"), fault_class=FaultClass.DEVICE, evidence="a row of memory")
+    assert renamed((known,), _back("a")) == ()

@@ -132,3 +132,34 @@ def test_the_same_job() -> None:
         await store.close()
 
     asyncio.run(story())
+
+
+def test_it_tells_whether_it_was_cut_off() -> None:
+    """An agent that lived without etcd knows for how long; one whose lease just ended was not."""
+
+    async def story() -> None:
+        store = MemoryStore()
+        one = member(store, "one")
+        await one.join(spec("first"))
+        keeping = asyncio.create_task(one.keep())
+        found = []
+        for away in (True, False):
+            lease = one.lease
+            if away:
+                with store.outage():
+                    await asyncio.sleep(0.6)
+                    store.cluster.end_lease(lease)
+            else:
+                store.cluster.end_lease(lease)
+            async with asyncio.timeout(20):
+                while one.lease in (0, lease):
+                    await asyncio.sleep(0.01)
+            (stored,) = (await store.read(KEYS.hosts)).items.values()
+            found.append(wire.decode_host(stored.value).cut_off_s)
+        assert found[0] > 0.0
+        assert found[1] == 0.0
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await store.close()
+
+    asyncio.run(story())

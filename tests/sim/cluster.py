@@ -19,6 +19,7 @@ from frun.agent.workers import LocalWorkers
 from frun.errors import FrunError
 from frun.events import Event
 from frun.protocol import wire
+from frun.protocol.incidents import IncidentRecord
 from frun.protocol.keys import Keys
 from frun.protocol.policy import Policy
 from frun.protocol.records import HostRecord, JobSpec, Phase, RankTable, Slot
@@ -141,6 +142,13 @@ class Sim:
         self._clock = virtual.VirtualClock()
 
     # -- what a test does ------------------------------------------------------------------------
+
+    @property
+    def incidents(self) -> list[IncidentRecord]:
+        """The accounts of faults in etcd, in order."""
+        prefix = self._keys.incidents
+        items = self.etcd.read(prefix).items.values()
+        return [wire.decode_incident(kv.value) for kv in items]
 
     @property
     def now(self) -> float:

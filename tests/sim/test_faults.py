@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from frun.events import IncidentRenamed
+from frun.protocol.classes import FaultClass
 from frun.protocol.keys import Keys
 from frun.protocol.policy import Policy
 from frun.protocol.records import Phase
@@ -121,6 +123,27 @@ def test_a_host_without_etcd_is_lost_also_if_it_answers(*, elected: bool) -> Non
         assert await sim.end() is Phase.DONE
 
     play(Sim(FIXED, work_s=20.0), story)
+
+
+def test_a_host_that_is_back_says_that_it_was_cut_off() -> None:
+    """Its loss is one of the network from then on, in etcd and in the events, and told once."""
+
+    async def story(sim: Sim) -> None:
+        sim.add("a", "b", "c", "s")
+        await sim.running(1)
+        lost = next(name for name in "abc" if name != sim.leader)
+        with sim.cut_off(lost):
+            await sim.running(2)
+            await sim.until(lambda: bool(sim.incidents))
+            assert sim.incidents[-1].fault_class is FaultClass.HOST
+        await sim.until(lambda: sim.incidents[-1].fault_class is FaultClass.NETWORK)
+        assert sim.incidents[-1].hosts == (lost,)
+        await asyncio.sleep(5.0)
+        assert await sim.end() is Phase.DONE
+
+    sim = play(Sim(FIXED, work_s=40.0, resumable=True), story)
+    renamed = [event for _, _, event in sim.events if isinstance(event, IncidentRenamed)]
+    assert [event.fault_class for event in renamed] == ["network"]
 
 
 def test_a_worker_fails_while_etcd_is_away() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from frun.agent.recovery import RecoveryTimer
+from frun.protocol.channel import FirstStep
 from frun.protocol.records import Failure, RankTable, WorkerReport, WorkerState
 from tests.protocol.build import VICTIM
 
@@ -89,7 +90,10 @@ class Training:
     def _step(self, generation: int) -> None:
         world = self._worlds.get(generation)
         if world is not None and not world.broken:
-            for workers in set(world.inside.values()):
+            now = asyncio.get_running_loop().time()
+            for rank, workers in list(world.inside.items()):
+                step = FirstStep(generation=generation, step=1, took_s=STEP_S)
+                workers.timer.first_step(rank % len(workers.reports), step, now)
                 workers.progressed(generation)
 
     def _complete(self, generation: int) -> None:
