@@ -150,8 +150,8 @@ def of_networks(count: int, table: Counter[tuple[str, str, str]]) -> None:
     """Cut hosts off that have a network of their own, and look once they are back."""
     with stage() as ready, training(ready, *THREE, "--allow-drills", spares=1) as (job, _):
         where = (f"--rdzv-endpoint={ready.etcd.endpoints}", f"--job-id={job.job_id}")
-        for _ in range(count):
-            output = job.folder / "drill"
+        for number in range(count):
+            output = job.folder / f"drill-{number}"
             command = [sys.executable, "-m", "frun", "inject-fault", "network", "--duration=6"]
             operator = ready.etcd.hosts[0].run(
                 [*command, *where, "--yes", "--json"],
