@@ -278,8 +278,8 @@ def _events(folder: Path, name: str) -> list[dict[str, Any]]:
     return sorted(event_log.events(folder, name), key=lambda event: float(event["monotonic_s"]))
 
 
-JOBS = (in_a_worker, agents, hosts)
-"""One after the other."""
-BESIDE = (all_wait, straggles)
-"""While the others run: they wait nearly all the time."""
+JOBS = (in_a_worker, straggles, agents, hosts)
+"""One after the other: on two cores a second job makes stragglers of all ranks."""
+BESIDE = (all_wait,)
+"""While the others run: its ranks wait nearly all the time."""
 ALL = (*IN_A_WORKER, STRAGGLER, ALL_WAIT, AGENT, HOST_2, HOST_3)

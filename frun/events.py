@@ -176,6 +176,8 @@ class WorkerRestored(Event):
     agree_s: float
     copy_s: float
     copied_bytes: int
+    homes: int
+    """On how many hosts its part of the state is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ class KnownBy(StrEnum):
     NOTICE = "notice"
     """It was noticed, and frun ended what it took for the cause."""
     NOTHING = "nothing"
-    """No fault: the world grew."""
+    """No fault: the world grew, or a host was left before it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,8 @@ def known_by(story: Story, generation: int, record: Mapping[str, Any]) -> KnownB
         return KnownBy.NOTHING
     if drill_of(story, generation, record) is not None:
         return KnownBy.DRILL
+    if record["kind"] == "drain":
+        return KnownBy.NOTHING
     noticed = any(notice.generation == generation for notice in story.noticed)
     return KnownBy.NOTICE if noticed else KnownBy.END
 

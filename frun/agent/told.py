@@ -34,8 +34,8 @@ def reported(report: WorkerReport, message: Message, rank: int) -> WorkerReport:
     match message:
         case Ready():
             return replace(report, resumable=True)
-        case Restored():
-            return replace(report, has_state=True, diverged=False)
+        case Restored(homes=homes):
+            return replace(report, has_state=True, diverged=False, homes=homes)
         case Diverged(rank=odd) if odd == rank:
             return replace(report, diverged=True)
         case Odd(reason=reason) if not (reason and report.odd):

@@ -127,7 +127,9 @@ class _Device:
         if rows is not None:
             _, _, pending, failed = rows
             if failed:
-                yield self._warning("remapping-failed", "a row of its memory can not be replaced")
+                yield self._warning(
+                    "remapping-failed", "a row of its memory can not be replaced", lasting=True
+                )
             elif pending:
                 yield self._warning(
                     "remapping", "a row of its memory is replaced with the next reset"
@@ -197,13 +199,21 @@ class _Device:
             lasting=lasting,
         )
 
-    def _warning(self, name: str, reason: str, fault_class: FaultClass = FaultClass.DEVICE) -> Fact:
+    def _warning(
+        self,
+        name: str,
+        reason: str,
+        fault_class: FaultClass = FaultClass.DEVICE,
+        *,
+        lasting: bool = False,
+    ) -> Fact:
         return Fact(
             name=name,
             severity=Severity.WARNING,
             fault_class=fault_class,
             reason=reason,
             device=self._number,
+            lasting=lasting,
         )
 
 

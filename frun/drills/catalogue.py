@@ -171,7 +171,8 @@ CATALOGUE: Mapping[FaultKind, Entry] = {
     FaultKind.DEVICE: Entry(
         scope=Scope.WORKER,
         text="A check reports a fault of the worker's device; with --duration one that lasts, so that its"
-        " host is not fit for work meanwhile. Or a warning.",
+        " host is not fit for work meanwhile. Or a warning; one that lasts foretells a fault, so that a spare"
+        " takes the host's place.",
         argument="[:warning]",
         lasts=True,
     ),
@@ -228,7 +229,8 @@ def expected(fault: Fault) -> frozenset[Outcome]:
     """Return what may follow from a fault in a job whose script is resumable."""
     outcomes = CATALOGUE[fault.kind].expects
     if fault.kind is FaultKind.DEVICE and fault.argument:
-        return frozenset({Outcome.UNHARMED})
+        drained = {Outcome.RECOVERED} if fault.duration_s else set()
+        return frozenset({Outcome.UNHARMED, *drained})
     # One that is over soon may be over before anybody has to do something.
     return outcomes | {Outcome.UNHARMED} if fault.duration_s else outcomes
 

@@ -24,7 +24,7 @@ def fact_of(command: Command, local_rank: int) -> Fact:
         fault_class=FaultClass.DEVICE,
         reason=f"drill {command.id}",
         device=local_rank,
-        lasting=not warning and command.fault.duration_s > 0,
+        lasting=command.fault.duration_s > 0,
     )
 
 

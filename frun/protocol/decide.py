@@ -38,6 +38,7 @@ from frun.protocol.case import (
 )
 from frun.protocol.gather import gather
 from frun.protocol.hangs import Hang
+from frun.protocol.planned import before_it_fails, growth
 from frun.protocol.policy import Decision, Policy, Seen
 from frun.protocol.records import Failure, Incident, Phase, RankTable, View, WorkerState
 
@@ -131,9 +132,11 @@ def _run(case: Case) -> Decision:
     if found is not None:
         return _after_hang(case, found, unsure_until)
     case = replace(case, seen=replace(case.seen, stall_since=None))
-    growth = _growth(case)
-    if growth is not None:
-        return growth
+    planned = growth(case)
+    if planned is None and unsure_until is None:
+        planned = before_it_fails(case)
+    if planned is not None:
+        return planned
     return stay(case, case.table.reason, wake_at=unsure_until)
 
 
@@ -325,35 +328,3 @@ def _after_death_in_recovery(case: Case, dead: list[tuple[str, int]]) -> Decisio
             case, lost=none, reason=reason, kept=kept, incident=incident, formed=False
         )
     return _restart_all(case, reason, incident, ended[0] if ended else None)
-
-
-def _growth(case: Case) -> Decision | None:
-    """Take in waiting hosts when the world is smaller than MAX."""
-    room = case.policy.max_hosts - len(case.table.slots)
-    free = ranks.waiting(case.view, case.table.slots, without=case.table.dropped)
-    joiners = free[: max(room, 0)]
-    if not joiners or any(slot_succeeded(case, slot.host) for slot in case.table.slots):
-        return None
-    since = case.now if case.seen.joiner_since is None else case.seen.joiner_since
-    if case.now < since + case.policy.join_settle_s and len(joiners) < room:
-        return stay(
-            case,
-            f"{len(joiners)} hosts want to join",
-            seen=replace(case.seen, joiner_since=since),
-            wake_at=since + case.policy.join_settle_s,
-        )
-    grown = case.table.slots + tuple(ranks.seat(host) for host in joiners)
-    names = ", ".join(host.host for host in joiners[:5])
-    reason = f"{names} joined: the world grows to {len(grown)} hosts"
-    return next_generation(
-        replace(case, table=replace(case.table, slots=grown)),
-        lost=frozenset(),
-        reason=reason,
-        kept=survivors(case, frozenset()),
-        incident=Incident(
-            cause=reason,
-            kind="membership",
-            action="grow",
-            hosts=tuple(host.host for host in joiners),
-        ),
-    )

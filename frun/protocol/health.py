@@ -21,7 +21,7 @@ class Severity(StrEnum):
     """What a fact means for those who work there."""
 
     WARNING = "warning"
-    """They go on; other hosts are preferred to this one for newcomers."""
+    """They go on; other hosts are preferred to this one for newcomers, and instead of it if it lasts."""
     FAULT = "fault"
     """They are of no use any more and are replaced."""
 
@@ -39,9 +39,15 @@ class Fact:
     device: int | None = None
     """The device that the worker of this local rank uses; None: the whole host."""
     lasting: bool = False
-    """Of a fault: nothing can run there for as long as it is reported."""
+    """Of a fault: nothing can run there for as long as it is reported. Of a warning: a fault will follow, and
+    the host is left before that if it can be."""
     check: str = ""
     """Who reports it; set by whoever polls the check."""
+
+    @property
+    def foretells(self) -> bool:
+        """True when the host is still fit for work, and should be left before it is not."""
+        return self.lasting and self.severity is Severity.WARNING
 
     @property
     def forbids(self) -> bool:

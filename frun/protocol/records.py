@@ -109,6 +109,11 @@ class HostRecord:
         """The fault that keeps it from work, if there is one."""
         return next((fact for fact in self.health if fact.forbids), None)
 
+    @property
+    def foretold(self) -> Fact | None:
+        """The warning for which it should be left before it fails, if there is one."""
+        return next((fact for fact in self.health if fact.foretells), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
@@ -124,6 +129,8 @@ class WorkerReport:
     """Its script has a resumable function: the process can live through others' deaths."""
     has_state: bool = False
     """It restored or began a state, so others could copy it."""
+    homes: int = 0
+    """On how many hosts its part of the state was when its generation had restored it; 0: it did not yet."""
     standing: Standing | None = None
     """It has not moved for longer than it should; set and taken back, but not kept up to date."""
     diverged: bool = False

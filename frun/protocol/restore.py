@@ -105,6 +105,11 @@ class NoDonor:
     reason: str
 
 
+def homes(states: Iterable[RankState], replica: str) -> int:
+    """Return on how many hosts a part of the state is once all ranks are at the target."""
+    return len({state.host for state in states if state.replica == replica})
+
+
 def plan(states: Iterable[RankState]) -> Plan | NoDonor:
     """Return each rank's action, the same for everybody who calls it, or what is lost.
 

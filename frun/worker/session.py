@@ -17,7 +17,7 @@ import torch
 
 from frun.errors import StateLost, StateMismatch, UsageError
 from frun.protocol.channel import PhaseEnded, Restored
-from frun.protocol.restore import RankState
+from frun.protocol.restore import RankState, homes
 from frun.protocol.storeframe import COMMIT_SCOPE
 from frun.worker import agree, ownwork, rng, shards
 from frun.worker.agree import Memory, Said
@@ -359,6 +359,7 @@ class Session:
                 agree_s=agreed - began,
                 copy_s=copied - agreed,
                 copied_bytes=report.bytes if receives else 0,
+                homes=homes((said.state for said in everybody), self._part),
             )
             self._teller.restored(fact)
 

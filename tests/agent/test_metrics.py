@@ -103,7 +103,14 @@ def test_training_of_scripts_that_tell_of_steps_and_of_others() -> None:
     """Where first steps are told, only they begin training again; else the start of the workers does."""
     started = events.GenerationStarted(group_rank=0, world_size=1, took_s=1.0)
     restored = events.WorkerRestored(
-        rank=0, step=0, steps_lost=0, rebuild_s=0.0, agree_s=0.0, copy_s=0.0, copied_bytes=0
+        homes=1,
+        rank=0,
+        step=0,
+        steps_lost=0,
+        rebuild_s=0.0,
+        agree_s=0.0,
+        copy_s=0.0,
+        copied_bytes=0,
     )
     seen = []
     metrics = made()

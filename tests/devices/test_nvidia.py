@@ -68,7 +68,7 @@ def xid(number: int) -> Callable[[Gpu], None]:
         (throttles, [("throttled", "warning", 1, False)]),
         (loses_memory, [("ecc", "fault", 1, False), ("ecc", "warning", 1, False)]),
         (remaps, [("remapping", "warning", 1, False)]),
-        (wears_out, [("remapping-failed", "warning", 1, False)]),
+        (wears_out, [("remapping-failed", "warning", 1, True)]),
         (is_lost, [("lost", "fault", 1, True)]),
         (xid(94), [("xid-94", "fault", 1, False)]),
         (xid(79), [("xid-79", "fault", 1, True)]),

@@ -78,6 +78,10 @@ def test_what_is_over_soon_may_do_no_harm() -> None:
 
 
 def test_a_warning_ends_nothing() -> None:
-    """A fault of a device does."""
+    """A fault of a device does, and one that lasts moves its host's ranks to a spare."""
     assert expected(fault("device:warning")) == {Outcome.UNHARMED}
+    assert expected(fault("device:warning", duration_s=9.0)) == {
+        Outcome.UNHARMED,
+        Outcome.RECOVERED,
+    }
     assert expected(fault("device")) == {Outcome.RECOVERED}

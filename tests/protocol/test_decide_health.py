@@ -27,6 +27,7 @@ GONE = Fact(
 )
 PASSING = replace(GONE, name="ecc", lasting=False)
 WARM = replace(PASSING, name="heat", severity=Severity.WARNING)
+WORN = replace(GONE, name="rows", severity=Severity.WARNING, reason="no spare rows are left")
 
 
 def hosts(**health: Fact | None) -> list[HostRecord]:
@@ -160,3 +161,76 @@ def test_a_dead_and_an_unfit_host_at_once() -> None:
     )
     assert after.incident is not None
     assert (after.incident.kind, after.incident.hosts) == ("host", ("b", "c"))
+
+
+def stepping(*reports: HostReport, homes: int = 2) -> list[HostReport]:
+    """Return reports of hosts that have completed a step, of a state that is on so many hosts."""
+    return [
+        replace(
+            one, progress=True, workers=tuple(replace(each, homes=homes) for each in one.workers)
+        )
+        for one in reports
+    ]
+
+
+STEPPING = stepping(*REPORTS)
+
+
+def test_a_host_is_left_before_it_fails() -> None:
+    """A spare without any warning takes its place; others' processes live on, one host goes at a time."""
+    sick = hosts(a=WORN, b=WORN, c=None, z=None)
+    after = written(sick, reports=STEPPING)
+    assert (after.phase, placed(after), after.recoveries) == (Phase.RECOVER, "z b c", 1)
+    assert [slot.incarnations for slot in after.slots] == [(2, 2), (1, 1), (1, 1)]
+    incident = after.incident
+    assert incident is not None
+    assert incident.cause == (
+        "host a (ranks 0-1) is left before it fails: gpu: device 1: no spare rows are left"
+    )
+    assert (incident.kind, incident.action, incident.ranks) == ("drain", "replace-host", (0, 1))
+    assert incident.fault_class is FaultClass.DEVICE
+
+
+@pytest.mark.parametrize(
+    ("records", "reports"),
+    [
+        (hosts(a=WORN, b=None, c=None), STEPPING),
+        (hosts(a=WORN, b=None, c=None, z=WARM), STEPPING),
+        (hosts(a=WARM, b=None, c=None, z=None), STEPPING),
+        (hosts(a=WORN, b=None, c=None, z=None), stepping(*REPORTS, homes=1)),
+        (hosts(a=WORN, b=None, c=None, z=None), stepping(*REPORTS, homes=0)),
+        (hosts(a=WORN, b=None, c=None, z=None), [replace(one, progress=False) for one in STEPPING]),
+        (hosts(a=WORN, b=None, c=None, z=None), STEPPING[1:]),
+        (
+            hosts(a=WORN, b=None, c=None, z=None),
+            [*STEPPING[1:], *stepping(*resumable(report("a", "oo")))],
+        ),
+    ],
+    ids=[
+        "no-spare",
+        "the-spare-is-worn-too",
+        "it-passes",
+        "its-state-is-nowhere-else",
+        "it-is-not-known-where",
+        "no-step-yet",
+        "not-heard-of",
+        "it-has-ended-well",
+    ],
+)
+def test_nothing_is_lost_by_leaving_a_host(
+    records: list[HostRecord], reports: list[HostReport]
+) -> None:
+    """It goes on there until it can be left."""
+    assert decided(records, reports=reports).table is None
+
+
+@pytest.mark.parametrize(("used", "goes"), [(0, True), (1, False), (2, False)])
+def test_the_last_recovery_is_not_for_that(used: int, *, goes: bool) -> None:
+    """A fault may need it."""
+    after = decided(
+        hosts(a=WORN, b=None, c=None, z=None),
+        stored=replace(RUN, recoveries=used),
+        reports=STEPPING,
+        policy=replace(POLICY, max_recoveries=2),
+    ).table
+    assert (after is not None) is goes

@@ -16,6 +16,7 @@ from frun.protocol.restore import (
     RankState,
     Receive,
     Start,
+    homes,
     plan,
     strangers,
 )
@@ -61,6 +62,17 @@ def test_a_newcomer_copies_and_the_others_keep() -> None:
     assert result.receivers_of(2) == ()
     assert result.copies == 1
     assert result.reason == "step 5: 1 copy (1 from 0)"
+
+
+def test_on_how_many_hosts_a_part_is() -> None:
+    """Ranks that hold the same part count once per host, newcomers too: they have it afterwards."""
+    states = [
+        rank(0, replica="x"),
+        rank(1, replica="y"),
+        rank(2, replica="x"),
+        rank(3, replica="x", host="b", new=True),
+    ]
+    assert [homes(states, part) for part in ("x", "y", "z")] == [2, 1, 0]
 
 
 def test_a_part_that_is_new_does_not_begin_where_others_know_of_a_step() -> None:

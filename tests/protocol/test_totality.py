@@ -93,17 +93,27 @@ def test_every_fact_is_decided(phase: Phase, places: str) -> None:
 
 @pytest.mark.parametrize("sick", ["a", "b", "z", "a b c y z"])
 @pytest.mark.parametrize("phase", [Phase.GATHER, Phase.RECOVER, Phase.RUN])
-def test_every_fact_is_decided_where_hosts_are_not_fit(phase: Phase, sick: str) -> None:
-    """The same with hosts of which a device is gone."""
+@pytest.mark.parametrize("severity", Severity)
+def test_every_fact_is_decided_where_hosts_are_not_fit(
+    severity: Severity, phase: Phase, sick: str
+) -> None:
+    """The same with hosts of which a device is gone, or will be."""
     fact = Fact(
         name="lost",
-        severity=Severity.FAULT,
+        severity=severity,
         fault_class=FaultClass.DEVICE,
         reason="gone",
         lasting=True,
     )
     for stored, hosts, policy in itertools.product(_tables(phase, "a b c"), HOSTS, POLICIES):
-        reports = _reports(stored, CAUSES[1], 2, resumable=True)
+        reports = [
+            replace(
+                one,
+                progress=True,
+                workers=tuple(replace(worker, homes=2) for worker in one.workers),
+            )
+            for one in _reports(stored, CAUSES[severity is Severity.FAULT], 2, resumable=True)
+        ]
         plain = view(hosts, table=stored, reports=reports)
         records = {
             name: replace(record, health=(fact,)) if name in sick.split() else record
@@ -114,7 +124,7 @@ def test_every_fact_is_decided_where_hosts_are_not_fit(phase: Phase, sick: str) 
         assert decision.reason
         if decision.table is not None and _lawful(stored, policy):
             check_laws(stored, decision.table, policy)
-        fit = records.keys() - set(sick.split())
+        fit = records.keys() - set(sick.split() if severity is Severity.FAULT else ())
         if fit and decision.table is not None and decision.table.phase is Phase.RECOVER:
             assert {slot.host for slot in decision.table.slots} <= fit
 
