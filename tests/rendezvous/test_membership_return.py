@@ -147,7 +147,10 @@ def test_it_tells_whether_it_was_cut_off() -> None:
             lease = one.lease
             if away:
                 with store.outage():
-                    await asyncio.sleep(0.6)
+                    async with asyncio.timeout(20):
+                        while one.unreachable_since is None:
+                            await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.3)
                     store.cluster.end_lease(lease)
             else:
                 store.cluster.end_lease(lease)
