@@ -62,6 +62,9 @@ class EtcdStore:
         self._timeout_s = request_timeout_s
         self.term = 0
         self._quiet_s = quiet_s
+        self._refreshing = asyncio.Lock()
+        self._refreshes: dict[Endpoint, Any] = {}
+        """An open stream to each member that was asked: to open one takes as much as two refreshes."""
 
     @property
     def endpoint(self) -> str:
@@ -187,17 +190,18 @@ class EtcdStore:
         """Start the lease's time anew. Raises `LeaseLost` when it no longer exists."""
 
         async def send(member: Member, metadata: Metadata, limit: float) -> Any:
-            call = member.lease.LeaseKeepAlive(metadata=metadata, timeout=limit)
-            try:
-                await call.write(pb.LeaseKeepAliveRequest(ID=lease))
-                answer = await call.read()
-                if answer is EOF:
-                    raise TimeoutError
-                return answer
-            except asyncio.InvalidStateError:
-                return await _raise_status(call)
-            finally:
-                call.cancel()
+            async with asyncio.timeout(limit), self._refreshing:
+                call = self._refreshes.get(member.endpoint)
+                if call is None:
+                    call = member.lease.LeaseKeepAlive(metadata=metadata)
+                    self._refreshes[member.endpoint] = call
+                try:
+                    return await _refreshed(call, lease)
+                except BaseException:
+                    # An answer that comes late would be taken for that to the next question.
+                    del self._refreshes[member.endpoint]
+                    call.cancel()
+                    raise
 
         answer = (await self._calls.request(send, what="lease refresh")).value
         self._note(answer)
@@ -285,8 +289,9 @@ class EtcdStore:
                 f"the watch at {member.endpoint} broke: {error.details()}"
             ) from error
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            if not reading.done():
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
         self._check(member, response)
         self._note(response)
         return response
@@ -345,6 +350,18 @@ def _final(found: Mapping[Endpoint, Diagnosis], error: StoreUnavailable) -> Stor
     if any(one.stays for one in found.values()):
         return StoreRefused(f"no etcd answers at {told}: {advice}")
     return StoreUnavailable(f"no etcd answers at {told}: {advice}")
+
+
+async def _refreshed(call: Any, lease: int) -> Any:
+    """Return the answer to one refresh on an open stream."""
+    try:
+        await call.write(pb.LeaseKeepAliveRequest(ID=lease))
+        answer = await call.read()
+    except asyncio.InvalidStateError:
+        await _raise_status(call)
+    if answer is EOF:
+        raise TimeoutError
+    return answer
 
 
 async def _raise_status(call: Any) -> NoReturn:

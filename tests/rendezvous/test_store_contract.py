@@ -300,6 +300,26 @@ def test_a_lease_takes_its_keys_along(run: Run) -> None:
     run(story)
 
 
+def test_each_refresh_gets_its_own_answer(run: Run) -> None:
+    """Also of several at a time, and after one that was given up before its answer came."""
+
+    async def story(bench: Bench) -> None:
+        alive, gone = await bench.store.grant(60), await bench.store.grant(60)
+        await bench.other.revoke(gone)
+        for number in range(20):
+            given_up = asyncio.ensure_future(bench.store.refresh(alive))
+            await asyncio.sleep(number / 10_000)
+            given_up.cancel()
+            outcomes = await asyncio.gather(
+                *(bench.store.refresh(lease) for lease in (gone, alive, gone, alive)),
+                return_exceptions=True,
+            )
+            assert [type(one) for one in outcomes] == [LeaseLost, type(None)] * 2
+            await asyncio.gather(given_up, return_exceptions=True)
+
+    run(story)
+
+
 def test_what_a_lease_has_left(run: Run) -> None:
     """Whole seconds, rounded down; a refresh gives it all back, and without it there is nothing."""
 
