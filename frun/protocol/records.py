@@ -258,20 +258,18 @@ class RankTable:
     """Hosts the job went on without because they failed when no restart was left; never let in again."""
     _places: Mapping[str, int] = field(init=False, repr=False, compare=False)
     """Host to its place, not stored: thousands of slots are not searched one by one."""
+    world_size: int = field(init=False, repr=False, compare=False)
+    """Number of ranks, vacant places included; not stored, and not counted again by each who asks."""
 
     def __post_init__(self) -> None:
-        """Note who has which place; of several vacant ones the first."""
+        """Note who has which place, of several vacant ones the first, and how many ranks there are."""
         places = {slot.host: index for index, slot in reversed(tuple(enumerate(self.slots)))}
         object.__setattr__(self, "_places", places)
+        object.__setattr__(self, "world_size", sum(slot.nproc for slot in self.slots))
 
     def __hash__(self) -> int:
         """Return something cheap, not of thousands of slots; equality is decided by all fields."""
         return hash((self.generation, self.phase, len(self.slots)))
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks, vacant places included."""
-        return sum(slot.nproc for slot in self.slots)
 
     def slot_of(self, host: str) -> tuple[int, Slot] | None:
         """Return (group rank, slot) of a host, or None if it is not a member."""
