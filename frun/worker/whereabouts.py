@@ -84,6 +84,8 @@ class Whereabouts:
     """A model that is not in the mode of its last update is being evaluated."""
     modes: list[bool] = field(default_factory=list)
     _moves: tuple[object, ...] = ()
+    _took_long: bool = False
+    """At the last look it was where it may take long."""
     _since: float = 0.0
     _used: float = 0.0
     _looked: float = 0.0
@@ -141,14 +143,15 @@ class Whereabouts:
         self._since += self._lost(now, starved_s)
         if moves != self._moves:
             self._moves, self._since, self._used = moves, now, used
-        still_s = now - self._since
-        idle = used - self._used < _BUSY_S + _BUSY * still_s
+        idle = used - self._used < _BUSY_S + _BUSY * (now - self._since)
         place = self._place(frames, idle=idle)
-        if place is Place.COLLECTIVE and not idle:
-            # Many short ones, or a thread of the script that computes: that is no standing still.
-            self._since, self._used, still_s = now, used, 0.0
+        before, self._took_long = self._took_long, place is Place.PHASE
+        # Many short collectives, or a thread of the script that computes, is no standing still. And how long
+        # an evaluation or a checkpoint took is not held against the line of the script that comes after it.
+        if (place is Place.COLLECTIVE and not idle) or self._took_long is not before:
+            self._since, self._used = now, used
         gate.excused = gate.excused or place is Place.PHASE
-        return Look(place=place, where=_where(frames), still_s=still_s)
+        return Look(place=place, where=_where(frames), still_s=now - self._since)
 
     def _lost(self, now: float, starved_s: float) -> float:
         """Return the seconds since the last look that were not the script's.

@@ -23,6 +23,8 @@ import frun
 
 FOLDER, STEPS = Path(sys.argv[1]), int(sys.argv[2])
 STEP_S = 0.01
+AFTERWARDS_S = 0.8
+"""Some beats, and less than a rank may stand still."""
 RUNS: list[frun.Session] = []
 COUNTED: list[int] = []
 """Steps that are left until something is to be said."""
@@ -65,17 +67,19 @@ def loop(seconds: float) -> None:
 
 
 def declare(seconds: float) -> None:
-    """Take long for a declared reason."""
+    """Take long for a declared reason, and a while for the next step."""
     with RUNS[0].phase("eval"):
         time.sleep(seconds)
+    time.sleep(AFTERWARDS_S)
 
 
 def evaluate(seconds: float) -> None:
-    """Take long in evaluation mode, which nobody declared."""
+    """Take long in evaluation mode, which nobody declared, and a while for the next step."""
     model = RUNS[0]._whereabouts.models[0]
     model.training = False
     time.sleep(seconds)
     model.training = True
+    time.sleep(AFTERWARDS_S)
 
 
 def fill(seconds: float) -> None:

@@ -125,6 +125,27 @@ def test_a_model_that_is_evaluated(thread: Thread) -> None:
     assert thread.looks(1).place is Place.PHASE
 
 
+@pytest.mark.parametrize("how", ["declared", "evaluated", "saved"])
+def test_what_took_long_rightly_is_not_held_against_what_follows(thread: Thread, how: str) -> None:
+    """The first look after it finds a thread that has moved, and counts from there."""
+    model = Model()
+    thread.at.models = [model]
+    thread.at.completed()
+    script = thread.frame
+    if how == "declared":
+        thread.at.phase = "eval"
+    elif how == "evaluated":
+        model.training = False
+    else:
+        thread.frame = _frame("/home/u/train.py", torch.serialization.__file__)
+    look = thread.looks(60)
+    assert (look.place, look.still_s) == (Place.PHASE, 59.5)
+    thread.at.phase, model.training, thread.frame = "", True, script
+    look = thread.looks(0.5)
+    assert (look.place, look.still_s) == (Place.SCRIPT, 0.0)
+    assert thread.looks(3).still_s == 3.0
+
+
 def test_a_backward_pass_computes_or_waits(thread: Thread) -> None:
     """One that computes stands still in the script's code, if it takes too long; it waits for nobody."""
     thread.frame = _frame("/home/u/train.py", torch.autograd.graph.__file__)
