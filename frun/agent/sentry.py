@@ -91,7 +91,7 @@ class Sentry:
 
     async def _watch(self, table: RankTable, ward: Shard) -> None:
         suspected_at: float | None = None
-        refusals, pause_s = 0, _AGAIN_S
+        refusals, pause_s = 0, _AGAIN_S / 2
         while True:
             tried_at = self._clock.monotonic()
             try:
@@ -108,10 +108,12 @@ class Sentry:
             if refusals > 1 and suspected_at is not None:
                 await self._end(table, ward, _REFUSES, suspected_at)
                 return
+            if self._clock.monotonic() - tried_at >= _LONGEST_S and suspected_at is not None:
+                pause_s = _AGAIN_S / 2
+                continue  # the end of a connection that held: who is gone refuses the next one now
             # One that lets nobody stay is not asked all the time.
-            quick = self._clock.monotonic() - tried_at < _LONGEST_S and not refusals
-            pause_s = min(2 * pause_s, _LONGEST_S) if quick else _AGAIN_S
-            await asyncio.sleep(_AGAIN_S if refusals else pause_s)
+            pause_s = _AGAIN_S if refusals else min(2 * pause_s, _LONGEST_S)
+            await asyncio.sleep(pause_s)
 
     async def _hold(self, ward: Shard) -> "_Silence | None":
         """Return when a connection that was made has ended, or is silent and the host's lease has run out.
@@ -134,21 +136,24 @@ class Sentry:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ward: Shard
     ) -> "_Silence | None":
         """Ask again and again whether the agent lives; return like `_hold`."""
-        while True:
-            asked_at = self._clock.monotonic()
-            writer.write(_PING)
-            answer = asyncio.ensure_future(reader.read(_PIECE))
-            try:
-                await asyncio.wait((answer,), timeout=_SILENT_S)
-                silent = not answer.done() and self._reads_leases
-                lease = await self._runs_out(ward, answer) if silent else 0
+        heard = asyncio.ensure_future(reader.read(_PIECE))
+        try:
+            while True:
+                # Between two questions nothing is heard but the end, and that at once.
+                await asyncio.wait((heard,), timeout=_PING_S)
+                asked_at = self._clock.monotonic()
+                if not heard.done():
+                    writer.write(_PING)
+                    await asyncio.wait((heard,), timeout=_SILENT_S)
+                silent = not heard.done() and self._reads_leases
+                lease = await self._runs_out(ward, heard) if silent else 0
                 if lease:
                     return _Silence(lease=lease, since=asked_at)
-                if not await answer:
+                if not await heard:
                     return None
-            finally:
-                answer.cancel()
-            await asyncio.sleep(_PING_S)
+                heard = asyncio.ensure_future(reader.read(_PIECE))
+        finally:
+            heard.cancel()
 
     async def _runs_out(self, ward: Shard, answer: "asyncio.Future[bytes]") -> int:
         """Wait until the host is heard again or has no lease; return the one that ran out before, if any.

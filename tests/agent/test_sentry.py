@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from frun.agent import sentry
 from frun.agent.groupstore import GroupStore, Shard
 from frun.agent.sentry import Sentry, answers, next_host
 from frun.clock import SystemClock
@@ -99,6 +100,14 @@ def test_an_agent_that_is_gone_loses_its_lease() -> None:
         assert "refuses connections" in watch.why
 
     play(story)
+
+
+def test_the_end_of_a_connection_is_heard_between_two_questions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who asks seldom knows it as soon."""
+    monkeypatch.setattr(sentry, "_PING_S", 10 * LIMIT_S)
+    test_an_agent_that_is_gone_loses_its_lease()
 
 
 def test_a_broken_connection_alone_proves_nothing() -> None:
