@@ -1,31 +1,85 @@
-"""What all detection costs: the same script with everything that looks for faults, and with nothing.
+"""What detection costs a training process: the same steps with all that looks for faults, and with nothing.
 
-    python -m benchmarks.detection_cost [--ranks 4] [--pairs 10] [--steps 1000]
+    python -m benchmarks.detection_cost [--rounds 5] [--steps 5000]
 
-The script of `benchmarks.overhead`, steps of 10 ms of sleep and a little work. With everything: beats and
-positions, checks of devices and host, the norm of all gradients in each step, a comparison of replicas every
-100 steps. Pairs of runs, one after the other; the ratio is the median of the pairs'.
+One rank with a small DDP model and steps without any sleep, so that what a step costs more shows: a step of
+10 ms takes longer by the same microseconds. Each round runs every choice once, in turn; of each the median
+of blocks of 400 steps counts, the median of the rounds is printed, and what part of 10 ms the difference is.
 """
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
+from benchmarks.launchers import PROGRAMS, ROOT
 from benchmarks.machine import describe
-from benchmarks.overhead import launch
 
-EVERYTHING = ("--check-gradients=report", "--compare-replicas=100")
-NOTHING = ("--beat-timeout=0", "--hang-timeout=0", "--device-checks=none")
+LIMIT_S = 120.0
+STEP_US = 10_000.0
+OFF = ("--beat-timeout=0", "--hang-timeout=0", "--device-checks=none")
+CHOICES: dict[str, Sequence[str]] = {
+    "nothing": OFF,
+    "as by default": (),
+    "--check-gradients alone": (*OFF, "--check-gradients=report"),
+    "--compare-replicas 100 alone": (*OFF, "--compare-replicas=100"),
+    "everything": ("--check-gradients=report", "--compare-replicas=100"),
+}
+SCRIPT = """
+import pathlib, statistics, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+import frun
+
+torch.set_num_threads(1)
+BLOCK, WARM_UP = 400, 100
+
+@frun.resumable
+def train(session):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session.restore(model=model, optimizer=optimizer)
+    replica = DistributedDataParallel(model)
+    inputs, targets = torch.randn(32, 64), torch.zeros(32, dtype=torch.long)
+    blocks = []
+    for step in range(int(sys.argv[2])):
+        if step >= WARM_UP and (step - WARM_UP) % BLOCK == 0:
+            blocks.append(time.perf_counter())
+        loss = cross_entropy(replica(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    took = [(after - before) / BLOCK for before, after in zip(blocks, blocks[1:])]
+    pathlib.Path(sys.argv[1]).write_text(repr(statistics.median(took)))
+    dist.destroy_process_group()
+
+train()
+"""
 
 
-def pair(ranks: int, steps: int, *, first: bool) -> tuple[float, float]:
-    """Return the seconds of a step with everything and with nothing; `first` says which begins."""
-    found = {
-        flags: launch("frun", ranks, steps, 0.1, flags).step_s
-        for flags in ((EVERYTHING, NOTHING) if first else (NOTHING, EVERYTHING))
-    }
-    return found[EVERYTHING], found[NOTHING]
+def step_us(flags: Sequence[str], steps: int) -> float:
+    """Return the microseconds of a step under frun with these flags."""
+    with tempfile.TemporaryDirectory(prefix="cost") as name:
+        script, found = Path(name, "train.py"), Path(name, "found")
+        script.write_text(SCRIPT, encoding="utf-8")
+        command = [*PROGRAMS["frun"], "--standalone", "--nproc-per-node=1", *flags]
+        subprocess.run(
+            [*command, str(script), str(found), str(steps)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": name},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=LIMIT_S,
+            check=True,
+        )
+        return float(found.read_text(encoding="utf-8")) * 1e6
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,23 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5000)
     options = parser.parse_args(arguments)
     print(describe())
-    found = []
-    for number in range(options.pairs):
-        found.append(pair(options.ranks, options.steps, first=number % 2 == 0))
-        on, off = found[-1]
-        print(f"with {on * 1000:.3f} ms, without {off * 1000:.3f} ms", file=sys.stderr, flush=True)
-    ratios = sorted(on / off for on, off in found)
-    on, off = (statistics.median(values) * 1000 for values in zip(*found, strict=True))
-    print(
-        f"a step of {options.ranks} ranks, medians of {options.pairs}: {on:.3f} ms with all detection,"
-        f" {off:.3f} ms without; ratio {statistics.median(ratios):.4f}"
-        f" ({ratios[0]:.4f} to {ratios[-1]:.4f})"
-    )
+    taken: dict[str, list[float]] = {name: [] for name in CHOICES}
+    for number in range(options.rounds):
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+        for name, flags in CHOICES.items():
+            taken[name].append(step_us(flags, options.steps))
+    medians = {name: statistics.median(values) for name, values in taken.items()}
+    for name, median in medians.items():
+        more = median - medians["nothing"]
+        print(f"{name:30} {median:7.1f} us a step, {more:+6.1f} us, {more / STEP_US:+.2%} of 10 ms")
 
 
 if __name__ == "__main__":

@@ -105,9 +105,7 @@ class Run:
 class Job:
     """One launch of the script and what it uses."""
 
-    def __init__(
-        self, launcher: str, ranks: int, steps: int, folder: Path, flags: Sequence[str]
-    ) -> None:
+    def __init__(self, launcher: str, ranks: int, steps: int, folder: Path) -> None:
         self.launcher = launcher
         self.ranks = ranks
         self.folder = folder
@@ -122,8 +120,7 @@ class Job:
         }
         command = [
             *PROGRAMS[launcher],
-            *("--standalone", f"--nproc-per-node={ranks}", *flags),
-            *(str(script), str(steps), str(WARM_UP)),
+            *("--standalone", f"--nproc-per-node={ranks}", str(script), str(steps), str(WARM_UP)),
         ]
         self.began = time.monotonic()
         self.process = subprocess.Popen(
@@ -187,10 +184,10 @@ def _is_zygote(process: psutil.Process) -> bool:
     return any("zygote" in part for part in process.cmdline()[:4])
 
 
-def launch(launcher: str, ranks: int, steps: int, idle_s: float, flags: Sequence[str] = ()) -> Run:
-    """Run the script once, with flags for the launcher."""
+def launch(launcher: str, ranks: int, steps: int, idle_s: float) -> Run:
+    """Run the script once."""
     with tempfile.TemporaryDirectory(prefix="overhead") as name:
-        job = Job(launcher, ranks, steps, Path(name), flags)
+        job = Job(launcher, ranks, steps, Path(name))
         try:
             firsts = job.values("first")
             training = job.usage()
