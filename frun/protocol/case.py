@@ -15,6 +15,7 @@ from frun.protocol.records import (
     Incident,
     Phase,
     RankTable,
+    Slot,
     View,
     WorkerState,
 )
@@ -173,7 +174,7 @@ def _unfit_members(case: Case) -> frozenset[str]:
 def lost_reason(case: Case, lost: frozenset[str]) -> str:
     """Name the lost hosts and their ranks, and why those that are there are none."""
     named = [
-        (place_text(case, slot.host), case.view.hosts.get(slot.host))
+        (place_text(slot), case.view.hosts.get(slot.host))
         for slot in case.table.slots
         if slot.host in lost
     ]
@@ -211,12 +212,11 @@ def unfit_text(case: Case) -> str:
     return "".join(f"; {part}" for part in parts[:3])
 
 
-def place_text(case: Case, host: str) -> str:
+def place_text(slot: Slot) -> str:
     """Name a member and its ranks."""
-    slot = next(slot for slot in case.table.slots if slot.host == host)
     last = slot.first_rank + slot.nproc - 1
     numbers = f"rank {last}" if slot.nproc == 1 else f"ranks {slot.first_rank}-{last}"
-    return f"host {host} ({numbers})"
+    return f"host {slot.host} ({numbers})"
 
 
 def reports(case: Case) -> list[HostReport]:

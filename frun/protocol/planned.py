@@ -18,7 +18,7 @@ from frun.protocol.case import (
 )
 from frun.protocol.health import Fact
 from frun.protocol.policy import Decision
-from frun.protocol.records import HostReport, Incident, WorkerState
+from frun.protocol.records import HostReport, Incident, Slot
 
 
 def growth(case: Case) -> Decision | None:
@@ -56,31 +56,33 @@ def growth(case: Case) -> Decision | None:
 def before_it_fails(case: Case) -> Decision | None:
     """Let a healthy spare take the place of a host whose check foretells a fault, if nothing is lost by that.
 
-    One host at a time, after a step was completed: what its workers hold is on another host too, and is so
-    again before the next one is left. Never by the last recovery that is allowed.
+    One host at a time, while all train: what its workers hold is on another host too, and is so again before
+    the next one is left. Never by the last recovery that is allowed.
     """
-    facts = _foretold(case)
-    if not facts:
+    foretold = _foretold(case)
+    if not foretold:
         return None
     table, policy = case.table, case.policy
-    known = {report.host: report for report in reports(case)}
     spares = ranks.waiting(case.view, table.slots, without=table.dropped)
-    if not any(report.progress for report in known.values()) or not spares or spares[0].health:
+    if not spares or spares[0].health:
         return None
     if policy.max_recoveries is not None and table.recoveries + 1 >= policy.max_recoveries:
         return None
-    for host, fact in facts.items():
-        lost = frozenset({host})
+    known = {report.host: report for report in reports(case)}
+    if len(known) < len(table.slots) or not all(map(_trains, known.values())):
+        return None
+    for slot, fact in foretold:
+        lost = frozenset({slot.host})
         kept = survivors(case, lost)
-        if kept and _is_held_elsewhere(known.get(host)):
+        if kept and all(worker.homes > 1 for worker in known[slot.host].workers):
             found = classify.of_fact(fact)
-            reason = f"{place_text(case, host)} is left before it fails: {fact}"
+            reason = f"{place_text(slot)} is left before it fails: {fact}"
             incident = Incident(
                 cause=reason,
                 kind="drain",
                 action="replace-host",
                 ranks=ranks_of(case, lost),
-                hosts=(host,),
+                hosts=(slot.host,),
                 fault_class=found.fault_class,
                 evidence=found.evidence,
             )
@@ -88,18 +90,17 @@ def before_it_fails(case: Case) -> Decision | None:
     return None
 
 
-def _foretold(case: Case) -> dict[str, Fact]:
-    """Return the members that should be left, and why."""
-    found: dict[str, Fact] = {}
-    for slot in case.table.slots:
-        record = case.view.hosts.get(slot.host)
-        if record is not None and record.health and (fact := record.foretold) is not None:
-            found[slot.host] = fact
-    return found
+def _foretold(case: Case) -> list[tuple[Slot, Fact]]:
+    """Return the places whose hosts should be left, and why."""
+    records = ((slot, case.view.hosts.get(slot.host)) for slot in case.table.slots)
+    return [
+        (slot, fact)
+        for slot, record in records
+        if record is not None and record.health and (fact := record.foretold) is not None
+    ]
 
 
-def _is_held_elsewhere(report: HostReport | None) -> bool:
-    """Tell whether a host's workers run, and all that they hold is on another host too."""
-    return report is not None and all(
-        worker.state is WorkerState.RUNNING and worker.homes > 1 for worker in report.workers
-    )
+def _trains(report: HostReport) -> bool:
+    """Tell whether a host has completed a step, and all its workers run and hold what their replicas hold."""
+    diverged = any(worker.diverged for worker in report.workers)
+    return report.at_work and report.progress and not diverged

@@ -217,7 +217,7 @@ class Incident:
 
     cause: str
     kind: str
-    """`process`, `user`, `hang`, `host`, `device`, `link` or `membership`."""
+    """`process`, `user`, `hang`, `host`, `device`, `drain`, `link` or `membership`."""
     action: str
     """`replace-worker`, `replace-host`, `wait`, `shrink`, `grow`, `restart-all` or `retry`."""
     ranks: tuple[int, ...] = ()

@@ -7,6 +7,7 @@ import pytest
 
 from frun.protocol.classes import FaultClass
 from frun.protocol.decide import decide
+from frun.protocol.hangs import Place, Standing
 from frun.protocol.health import Fact, Severity
 from frun.protocol.policy import Decision, Policy, Seen
 from frun.protocol.records import HostRecord, HostReport, Phase, RankTable, View
@@ -176,6 +177,12 @@ def stepping(*reports: HostReport, homes: int = 2) -> list[HostReport]:
 STEPPING = stepping(*REPORTS)
 
 
+def _with(one: HostReport, **facts: object) -> HostReport:
+    """Return a report of whose workers the first one is different."""
+    first = replace(one.workers[0], **facts)  # type: ignore[arg-type]
+    return replace(one, workers=(first, *one.workers[1:]))
+
+
 def test_a_host_is_left_before_it_fails() -> None:
     """A spare without any warning takes its place; others' processes live on, one host goes at a time."""
     sick = hosts(a=WORN, b=WORN, c=None, z=None)
@@ -197,13 +204,18 @@ def test_a_host_is_left_before_it_fails() -> None:
         (hosts(a=WORN, b=None, c=None), STEPPING),
         (hosts(a=WORN, b=None, c=None, z=WARM), STEPPING),
         (hosts(a=WARM, b=None, c=None, z=None), STEPPING),
-        (hosts(a=WORN, b=None, c=None, z=None), stepping(*REPORTS, homes=1)),
-        (hosts(a=WORN, b=None, c=None, z=None), stepping(*REPORTS, homes=0)),
-        (hosts(a=WORN, b=None, c=None, z=None), [replace(one, progress=False) for one in STEPPING]),
-        (hosts(a=WORN, b=None, c=None, z=None), STEPPING[1:]),
-        (
-            hosts(a=WORN, b=None, c=None, z=None),
-            [*STEPPING[1:], *stepping(*resumable(report("a", "oo")))],
+        *(
+            (hosts(a=WORN, b=None, c=None, z=None), reports)
+            for reports in (
+                stepping(*REPORTS, homes=1),
+                stepping(*REPORTS, homes=0),
+                [*STEPPING[:2], replace(STEPPING[2], progress=False)],
+                STEPPING[1:],
+                [*STEPPING[1:], *stepping(*resumable(report("a", "oo")))],
+                [*STEPPING[:2], *stepping(*resumable(report("c", "or")))],
+                [*STEPPING[:2], _with(STEPPING[2], diverged=True)],
+                [*STEPPING[:2], _with(STEPPING[2], standing=Standing(place=Place.SCRIPT, step=1))],
+            )
         ),
     ],
     ids=[
@@ -212,9 +224,12 @@ def test_a_host_is_left_before_it_fails() -> None:
         "it-passes",
         "its-state-is-nowhere-else",
         "it-is-not-known-where",
-        "no-step-yet",
-        "not-heard-of",
+        "one-has-made-no-step-yet",
+        "one-was-not-heard-of",
         "it-has-ended-well",
+        "a-rank-of-another-has-ended-well",
+        "a-rank-holds-something-else",
+        "a-rank-stands-still",
     ],
 )
 def test_nothing_is_lost_by_leaving_a_host(
