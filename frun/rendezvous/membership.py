@@ -196,6 +196,7 @@ class Membership:
                 async with asyncio.timeout(timeout):
                     await self._wake.wait()
             self._wake.clear()
+            asked_at = self._clock.monotonic()
             try:
                 await self._check_record()
                 await self._write_record()
@@ -212,7 +213,7 @@ class Membership:
                     next_job_refresh = now + JOB_LEASE_TTL_S / 4
                 self._mark_reachable()
             except LeaseLost:
-                await self._register_again()
+                await self._register_again(asked_at)
             except StoreRefused:
                 raise
             except StoreUnavailable as error:
@@ -316,16 +317,19 @@ class Membership:
             " job its own, or none"
         )
 
-    async def _register_again(self) -> None:
+    async def _register_again(self, asked_at: float) -> None:
         """After the lease was lost: a new lease, the same host id. The table says if we still belong.
+
+        Who waited for etcd's answer for long was cut off; an agent that stood still itself was not.
 
         Raises JobRefused when the place in etcd belongs to others by now.
         """
         logger.warning("host %s lost its lease; registering again", self._record.host)
         self.losses += 1
-        away_since = self.unreachable_since
-        away_s = 0.0 if away_since is None else round(self._clock.monotonic() - away_since, 1)
-        self._record = replace(self._record, cut_off_s=away_s)
+        since = asked_at if self.unreachable_since is None else self.unreachable_since
+        away_s = round(self._clock.monotonic() - since, 1)
+        cut_off = away_s >= self._ttl_s / 4
+        self._record = replace(self._record, cut_off_s=away_s if cut_off else 0.0)
         self.lease = 0
         self._written = None
         self._recheck = False

@@ -1,6 +1,7 @@
 """A host that lost its lease and comes back to a job that is no longer its own."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +13,7 @@ from frun.protocol.health import Fact, Severity
 from frun.protocol.keys import Keys
 from frun.protocol.records import HostRecord, HostReport, JobSpec
 from frun.rendezvous.membership import Membership
+from frun.rendezvous.store import Snapshot
 from tests.fakes.memory_store import MemoryStore
 
 KEYS = Keys("j")
@@ -134,35 +136,55 @@ def test_the_same_job() -> None:
     asyncio.run(story())
 
 
-def test_it_tells_whether_it_was_cut_off() -> None:
-    """An agent that lived without etcd knows for how long; one whose lease just ended was not."""
+class ByHand(SystemClock):
+    """A clock that only a test moves."""
 
-    async def story() -> None:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("story", "seconds"), [("no answer", 7.0), ("a late answer", 5.0), ("it ended", 0.0)]
+)
+def test_it_tells_whether_it_was_cut_off(story: str, seconds: float) -> None:
+    """An agent that lived without etcd knows for how long; one whose lease just ended was not."""
+    clock = ByHand()
+
+    class Late(MemoryStore):
+        async def read(self, prefix: str, limit: int = 0) -> Snapshot:
+            if story == "a late answer":
+                clock.now += seconds
+            return await super().read(prefix, limit)
+
+    async def play() -> None:
         store = MemoryStore()
-        one = member(store, "one")
+        record = HostRecord(host="one", name="one", address="10.0.0.1", port=1, nproc=1)
+        one = Membership(Late(store.cluster), KEYS, record, 1, clock)
         await one.join(spec("first"))
+        lease = one.lease
         keeping = asyncio.create_task(one.keep())
-        found = []
-        for away in (True, False):
-            lease = one.lease
-            if away:
-                with store.outage():
-                    async with asyncio.timeout(20):
-                        while one.unreachable_since is None:
-                            await asyncio.sleep(0.01)
-                    await asyncio.sleep(0.3)
-                    store.cluster.end_lease(lease)
-            else:
-                store.cluster.end_lease(lease)
-            async with asyncio.timeout(20):
-                while one.lease in (0, lease):
-                    await asyncio.sleep(0.01)
-            (stored,) = (await store.read(KEYS.hosts)).items.values()
-            found.append(wire.decode_host(stored.value).cut_off_s)
-        assert found[0] > 0.0
-        assert found[1] == 0.0
+        if story == "no answer":
+            with store.cluster.outage():
+                one.reassert()
+                await until(lambda: one.unreachable_since is not None)
+                clock.now += seconds
+        store.cluster.end_lease(lease)
+        one.reassert()
+        await until(lambda: one.lease not in (0, lease))
+        (stored,) = (await store.read(KEYS.hosts)).items.values()
+        assert wire.decode_host(stored.value).cut_off_s == seconds
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(play())
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Wait for something that comes by itself."""
+    async with asyncio.timeout(20):
+        while not done():
+            await asyncio.sleep(0.01)
