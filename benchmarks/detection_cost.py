@@ -1,6 +1,6 @@
 """What detection costs a training process: the same steps with all that looks for faults, and with nothing.
 
-    python -m benchmarks.detection_cost [--rounds 5] [--steps 5000]
+    python -m benchmarks.detection_cost [--rounds 5] [--steps 5000] [--json FILE]
 
 One rank with a small DDP model and steps without any sleep, so that what a step costs more shows: a step of
 10 ms takes longer by the same microseconds. Each round runs every choice once, in turn; of each the median
@@ -8,6 +8,7 @@ of blocks of 400 steps counts, the median of the rounds is printed, and what par
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -89,8 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    print(describe())
+    machine = describe()
+    print(machine)
     taken: dict[str, list[float]] = {name: [] for name in CHOICES}
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
@@ -100,6 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, median in medians.items():
         more = median - medians["nothing"]
         print(f"{name:30} {median:7.1f} us a step, {more:+6.1f} us, {more / STEP_US:+.2%} of 10 ms")
+    if options.json is not None:
+        document = {"machine": machine, "step_us": taken}
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
