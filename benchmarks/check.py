@@ -36,15 +36,13 @@ def check_launch() -> Ratios:
     A recovery is compared with a start of torchrun: both are work of processors, on any machine, where
     torchrun's own recovery is in large part sleep.
     """
-    runs = overhead.measure(4, 1, 200, idle_s=0.1)
-    found = overhead.figures(runs)
-    (theirs,) = (run.start_s for run in runs if run.launcher == "torchrun")
+    found = overhead.figures(overhead.measure(4, 1, 200, idle_s=0.1))
+    recovery_s = recovery.median(recovery.measure_frun(4, 6))
     return {
         "overhead: start-up, frun / torchrun": found["start_s"]["ratio"],
         "overhead: step, frun / torchrun": found["step_s"]["ratio"],
         "overhead: memory, frun / torchrun": found["total_mib"]["ratio"],
-        "recovery: frun / start-up of torchrun": recovery.median(recovery.measure_frun(4, 6))
-        / theirs,
+        "recovery: frun / start-up of torchrun": recovery_s / found["start_s"]["torchrun"],
     }
 
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.launchers import PROGRAMS, ROOT
+from benchmarks.launchers import PROGRAMS, ROOT, SMALL_MODEL
 from benchmarks.machine import describe
 
 LIMIT_S = 120.0
@@ -30,40 +30,28 @@ CHOICES: dict[str, Sequence[str]] = {
     "--compare-replicas 100 alone": (*OFF, "--compare-replicas=100"),
     "everything": ("--check-gradients=report", "--compare-replicas=100"),
 }
-SCRIPT = """
+SCRIPT = (
+    SMALL_MODEL
+    + """
 import pathlib, statistics, sys, time
-import torch
-import torch.distributed as dist
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
-import frun
 
-torch.set_num_threads(1)
 BLOCK, WARM_UP = 400, 100
 
 @frun.resumable
 def train(session):
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    session.restore(model=model, optimizer=optimizer)
-    replica = DistributedDataParallel(model)
-    inputs, targets = torch.randn(32, 64), torch.zeros(32, dtype=torch.long)
+    _, step = begin(session)
     blocks = []
-    for step in range(int(sys.argv[2])):
-        if step >= WARM_UP and (step - WARM_UP) % BLOCK == 0:
+    for number in range(int(sys.argv[2])):
+        if number >= WARM_UP and (number - WARM_UP) % BLOCK == 0:
             blocks.append(time.perf_counter())
-        loss = cross_entropy(replica(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        step()
     took = [(after - before) / BLOCK for before, after in zip(blocks, blocks[1:])]
     pathlib.Path(sys.argv[1]).write_text(repr(statistics.median(took)))
     dist.destroy_process_group()
 
 train()
 """
+)
 
 
 def step_us(flags: Sequence[str], steps: int) -> float:

@@ -27,7 +27,7 @@ from urllib.error import URLError
 import psutil
 
 from benchmarks.etcd_load import Load, load
-from benchmarks.launchers import PROGRAMS, ROOT
+from benchmarks.launchers import PROGRAMS, ROOT, SMALL_MODEL
 from benchmarks.machine import describe
 
 LIMIT_S = 120.0
@@ -35,15 +35,11 @@ IDLE_S = 6.0
 WARM_UP = 20
 COMPARED = ("start_s", "step_s", "total_mib", "agent_mib")
 MIB = 1 << 20
-SCRIPT = """
+SCRIPT = (
+    SMALL_MODEL
+    + """
 import os, pathlib, sys, time
-import torch
-import torch.distributed as dist
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
-import frun
 
-torch.set_num_threads(1)
 rank, folder = os.environ["RANK"], pathlib.Path(os.environ["BENCHMARK_FOLDER"])
 steps, warm_up = int(sys.argv[1]), int(sys.argv[2])
 
@@ -53,22 +49,13 @@ def note(what, value):
 
 @frun.resumable
 def train(session):
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    first = session.restore(model=model, optimizer=optimizer)
-    replica = DistributedDataParallel(model)
-    inputs, targets = torch.randn(32, 64), torch.zeros(32, dtype=torch.long)
-    for step in range(first, steps):
-        if step == warm_up:
+    first, step = begin(session)
+    for number in range(first, steps):
+        if number == warm_up:
             began = time.monotonic()
         time.sleep(0.01)
-        loss = cross_entropy(replica(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step == first:
+        step()
+        if number == first:
             note("first", time.monotonic())
     note("step", (time.monotonic() - began) / (steps - warm_up))
     while not (folder / "stop").exists():
@@ -77,6 +64,7 @@ def train(session):
 
 train()
 """
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,6 @@ from frun.agent.workers import LocalWorkers
 from frun.clock import SystemClock
 from frun.errors import FrunError, StoreUnavailable
 from frun.events import Event, GenerationStarted, PhaseSeen, TableDecided, WorkersPrepared
-from frun.protocol.channel import FirstStep
 from frun.protocol.keys import Keys
 from frun.protocol.policy import Policy
 from frun.protocol.records import HostRecord, JobSpec, RankTable
@@ -97,14 +96,7 @@ class Alone(Training):
 
     def enter(self, table: RankTable, rank: int, workers: Workers) -> None:
         """Complete the worker's first step on the loop's next turn."""
-        asyncio.get_running_loop().call_soon(self._stepped, table.generation, rank, workers)
-
-    def _stepped(self, generation: int, rank: int, workers: Workers) -> None:
-        now = time.monotonic()
-        local_rank = rank % len(workers.reports)
-        step = FirstStep(generation=generation, step=1, took_s=0.0)
-        workers.timer.first_step(local_rank, step, now)
-        workers.progressed(generation)
+        asyncio.get_running_loop().call_soon(workers.stepped, table.generation, rank, 0.0)
 
     def leave(self, workers: Workers, generation: int, rank: int) -> None:
         """Others are not told: each host hears of it from the rank table."""

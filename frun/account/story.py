@@ -167,15 +167,16 @@ def gather(
 def _incidents(
     entries: Iterable[Entry], stored: Iterable[Mapping[str, Any]]
 ) -> dict[int, Mapping[str, Any]]:
-    known = {int(record["generation"]): dict(record) for record in stored}
-    found = dict(known)
+    found: dict[int, dict[str, Any]] = {}
     for entry in entries:
         if entry.name == "incident_closed":
             found[entry.generation] = {"generation": entry.generation, **entry.fields}
         elif entry.name == "incident_renamed" and entry.generation in found:
             found[entry.generation] |= _named(entry.fields)
-    for number, record in known.items():
-        found[number] |= _named(record)  # etcd knows what was learned last
+    for record in stored:
+        number = int(record["generation"])
+        # What the logs say of it, but the class: etcd knows what was learned last.
+        found[number] = {**record, **found.get(number, {}), **_named(record)}
     return {number: {**UNKNOWN, **record} for number, record in found.items()}
 
 

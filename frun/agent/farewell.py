@@ -9,7 +9,7 @@ from frun.errors import WireError
 from frun.protocol import wire
 from frun.protocol.keys import Keys
 from frun.rendezvous.mirror import Mirror
-from frun.rendezvous.store import Compare, Delete, Store
+from frun.rendezvous.store import Compare, Delete, Store, read_key
 
 
 async def until_alone(store: Store, keys: Keys, host: str) -> None:
@@ -33,7 +33,7 @@ async def clear(store: Store, keys: Keys, uid: str) -> None:
 
     Raises StoreUnavailable.
     """
-    stored = (await store.read(keys.spec)).items.get(keys.spec)
+    stored = await read_key(store, keys.spec)
     with contextlib.suppress(WireError):  # another version's is not this job's
         if stored is not None and wire.decode_spec(stored.value).uid == uid:
             unchanged = Compare(key=keys.spec, revision=stored.mod_revision)

@@ -20,7 +20,7 @@ from frun.errors import StoreUnavailable
 from frun.protocol.keys import Keys
 from frun.protocol.records import RankTable
 from frun.protocol.storeframe import Blobs, Op, encode, hello_blobs
-from frun.rendezvous.store import Store
+from frun.rendezvous.store import Store, read_key
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class Sentry:
     async def _lease_of(self, ward: Shard) -> int:
         """Return the lease of a host's record; 0 if there is none. Raises StoreUnavailable."""
         key = self._keys.host(ward.host)
-        stored = (await self._store.read(key)).items.get(key)
+        stored = await read_key(self._store, key)
         return 0 if stored is None else stored.lease
 
     async def _end(

@@ -186,8 +186,10 @@ class Controller:
         for record in incidents.renamed((one for one in known if one is not None), back):
             key = self._keys.incident(record.id)
             put = Put(key=key, value=wire.encode(record), lease=stored[key].lease)
+            unchanged = Compare(key=key, revision=stored[key].mod_revision)
             try:
-                if await self._store.commit([fence], [put]) is not None:
+                # Once: the mirror may not show it yet when this is looked at again.
+                if await self._store.commit([fence, unchanged], [put]) is not None:
                     self._on_renamed(record)
             except StoreRefused:
                 raise

@@ -20,7 +20,7 @@ from frun.protocol import ranks, wire
 from frun.protocol.health import Fact
 from frun.protocol.keys import Keys
 from frun.protocol.records import HostRecord, HostReport, JobSpec, Phase
-from frun.rendezvous.store import Compare, Delete, KeyValue, Put, Store
+from frun.rendezvous.store import Compare, Delete, Put, Store, read_key
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +60,7 @@ class Membership:
 
     async def finds_training(self) -> bool:
         """Return whether the job trains already. Raises StoreUnavailable."""
-        stored = await self._one(self._keys.ranktable)
-        if stored is None:
-            return False
-        try:
-            return wire.decode_table(stored.value).phase is Phase.RUN
-        except WireError:
-            return False  # another version's: `join` compares them and says so
+        return await self._phase() is Phase.RUN
 
     async def join(self, spec: JobSpec, patience_s: float = JOB_LEASE_TTL_S) -> JobSpec:
         """Agree on the specification and register; return the job's specification as stored.
@@ -112,16 +106,17 @@ class Membership:
         Reads as little for a job of thousands of hosts as for one. Who came last is read before who is
         there: whoever registers in between changes it, and then this host does not begin a job.
         """
-        arrival = await self._one(self._keys.arrival)
+        arrival = await read_key(self._store, self._keys.arrival)
         present = tuple((await self._store.read(self._keys.hosts, limit=1)).items)
-        stored = await self._one(self._keys.spec)
+        stored = await read_key(self._store, self._keys.spec)
         if not present:
             unchanged = [
                 Compare(key=key, revision=0 if kv is None else kv.mod_revision)
                 for key, kv in ((self._keys.spec, stored), (self._keys.arrival, arrival))
             ]
             return await self._found(spec, unchanged), False
-        if self._is_over(await self._one(self._keys.ranktable)):
+        phase = await self._phase()
+        if phase is not None and phase.is_final:
             stays = unquote(present[0].removeprefix(self._keys.hosts))
             return (
                 f"job {spec.job_id!r} has ended, and host {stays} has not left it yet: wait until it has,"
@@ -133,16 +128,15 @@ class Membership:
         live = wire.decode_spec(stored.value)
         return await self._enter(spec, live, stored.mod_revision), False
 
-    async def _one(self, key: str) -> KeyValue | None:
-        return (await self._store.read(key)).items.get(key)
-
-    def _is_over(self, stored: KeyValue | None) -> bool:
+    async def _phase(self) -> Phase | None:
+        """Return the phase of the stored table; None of none, or of another version's, which `join` tells."""
+        stored = await read_key(self._store, self._keys.ranktable)
         if stored is None:
-            return False
+            return None
         try:
-            return wire.decode_table(stored.value).phase.is_final
+            return wire.decode_table(stored.value).phase
         except WireError:
-            return False  # another version's, which the specification tells
+            return None
 
     async def _found(self, spec: JobSpec, unchanged: Sequence[Compare]) -> str | None:
         """Make this the job of its id; whatever an earlier one left, all of whose agents are gone, ends.
@@ -266,7 +260,7 @@ class Membership:
 
     async def _adopt_spec(self) -> bool:
         """Take over the stored specification, whose lease may be a new one; say if there is any."""
-        stored = await self._one(self._keys.spec)
+        stored = await read_key(self._store, self._keys.spec)
         if stored is None:
             return False
         live = wire.decode_spec(stored.value)
@@ -308,7 +302,7 @@ class Membership:
         return None if claim is None else await self._claimed_text(claim)
 
     async def _claimed_text(self, claim: str) -> str | None:
-        stored = await self._one(claim)
+        stored = await read_key(self._store, claim)
         if stored is None:
             return None
         holder = stored.value.decode(errors="replace")
@@ -355,7 +349,7 @@ class Membership:
         Raises JobRefused when it is another one: this host was away while its job ended. A missing
         specification is no other one: etcd lost its data, or the job has ended just now.
         """
-        stored = await self._one(self._keys.spec)
+        stored = await read_key(self._store, self._keys.spec)
         if stored is None:
             return Compare(key=self._keys.spec, revision=0)
         live = wire.decode_spec(stored.value)
@@ -370,7 +364,7 @@ class Membership:
         if not self._recheck:
             return
         key = self._keys.host(self._record.host)
-        if await self._one(key) is None:
+        if await read_key(self._store, key) is None:
             raise LeaseLost(f"key {key} is gone")
         self._recheck = False
 

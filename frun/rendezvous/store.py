@@ -74,6 +74,11 @@ class Delete:
     prefix: bool = False
 
 
+async def read_key(store: "Store", key: str) -> KeyValue | None:
+    """Return one key, None if there is no such. Raises StoreUnavailable."""
+    return (await store.read(key, limit=1)).items.get(key)  # of a prefix its own key is the first
+
+
 class Store(Protocol):
     """A consistent key-value store. Every call is bounded in time.
 

@@ -11,7 +11,7 @@ from frun.protocol import changes, wire
 from frun.protocol.keys import Keys
 from frun.protocol.records import RankTable
 from frun.rendezvous.mirror import Mirror
-from frun.rendezvous.store import KeyValue, Store
+from frun.rendezvous.store import KeyValue, Store, read_key
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class TableFollower:
     async def _read_whole(self) -> bool:
         """Take the table as it is stored; say if there is one."""
         key = self._keys.ranktable
-        stored = (await self._store.read(key)).items.get(key)
+        stored = await read_key(self._store, key)
         if stored is None:
             if self._table is not None:
                 self._lost()

@@ -23,7 +23,7 @@ from tests.e2e import cluster
 from tests.e2e.harness import Site
 from tests.e2e.test_detection import Job
 from tests.fakes.etcd_server import etcd_server
-from tests.hosts.job import ROOT
+from tests.hosts.drills import inject, stored_incident
 from tests.hosts.network import missing
 from tests.hosts.scenarios import spare_is_registered, stage
 from tests.hosts.scenarios_recovery import THREE, training
@@ -149,22 +149,12 @@ def of_hosts(site: Site, count: int, table: Counter[tuple[str, str, str]]) -> No
 def of_networks(count: int, table: Counter[tuple[str, str, str]]) -> None:
     """Cut hosts off that have a network of their own, and look once they are back."""
     with stage() as ready, training(ready, *THREE, "--allow-drills", spares=1) as (job, _):
-        where = (f"--rdzv-endpoint={ready.etcd.endpoints}", f"--job-id={job.job_id}")
-        for number in range(count):
-            output = job.folder / f"drill-{number}"
-            command = [sys.executable, "-m", "frun", "inject-fault", "network", "--duration=6"]
-            operator = ready.etcd.hosts[0].run(
-                [*command, *where, "--yes", "--json"],
-                env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(job.folder)},
-                output=output,
-            )
-            assert operator.wait(_PATIENCE_S) == 0, output.read_text()
-            (row,) = json.loads(output.read_text())["faults"]
+        for _ in range(count):
+            row = inject(ready, job, "network", "--duration=6")
             spare_is_registered(ready, job, 4)
-            key = f"/frun/{job.job_id}/incidents/{row['incident']['id']:08d}"
             deadline = time.monotonic() + _LATER_S
             while True:
-                found = json.loads(ready.etcd.get(key) or "{}")
+                found = stored_incident(ready, job, row["incident"]["id"])
                 if found["fault_class"] == "network" or time.monotonic() > deadline:
                     break
                 threading.Event().wait(0.1)

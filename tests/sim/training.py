@@ -90,11 +90,8 @@ class Training:
     def _step(self, generation: int) -> None:
         world = self._worlds.get(generation)
         if world is not None and not world.broken:
-            now = asyncio.get_running_loop().time()
             for rank, workers in list(world.inside.items()):
-                step = FirstStep(generation=generation, step=1, took_s=STEP_S)
-                workers.timer.first_step(rank % len(workers.reports), step, now)
-                workers.progressed(generation)
+                workers.stepped(generation, rank, STEP_S)
 
     def _complete(self, generation: int) -> None:
         world = self._worlds.get(generation)
@@ -277,6 +274,13 @@ class Workers:
         for process in self._processes.values():
             self._training.leave(self, process.generation, process.rank)
         self._processes.clear()
+
+    def stepped(self, generation: int, rank: int, took_s: float) -> None:
+        """Let a worker complete its first step of a generation."""
+        step = FirstStep(generation=generation, step=1, took_s=took_s)
+        now = asyncio.get_running_loop().time()
+        self.timer.first_step(rank % len(self.reports), step, now)
+        self.progressed(generation)
 
     def progressed(self, generation: int) -> None:
         """Note a completed step."""
